@@ -1,0 +1,207 @@
+"""GPTConfig: the whole architecture in one validated, plain-data place.
+
+Everything that shapes the weights or the function they compute is a field here, and nothing else is.
+The training command's flags, the model folder's `config.json` and the server all read this class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from gpt.errors import ConfigError
+
+Position = Literal["rotary", "learned"]
+Norm = Literal["rmsnorm", "layernorm"]
+NormPlace = Literal["pre", "post"]
+MLPKind = Literal["gelu", "swiglu", "relu2"]
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Architecture of a decoder-only GPT.
+
+    Attributes:
+        vocab_size: rows of the embedding; at least the tokenizer's. 0 means "not known yet": the
+            trainer fills it in from the tokenizer.
+        block_size: context length in tokens.
+        n_layer: number of blocks.
+        n_head: query heads.
+        n_kv_head: key and value heads; a divisor of n_head. None: as many as n_head (multi-head);
+            1 is multi-query (Shazeer, arXiv 1911.02150), in between is grouped-query
+            (Ainslie et al., arXiv 2305.13245).
+        d_model: width of the residual stream.
+        head_dim: width of one head. None: d_model / n_head.
+        d_ff: hidden width of the MLP. None: 4 * d_model, for swiglu 8/3 * d_model rounded up to a
+            multiple of 32, so that the parameter count stays the same.
+        position: `rotary` (Su et al., arXiv 2104.09864) turns queries and keys; `learned` adds an
+            embedding per position, as GPT-2 does.
+        rope_base: longest wavelength of the rotary angles, in units of 2*pi tokens.
+        pattern: which earlier positions a token may look at: `causal`, or `window:N` for itself and
+            the N - 1 before it.
+        norm: `rmsnorm` (Zhang & Sennrich, arXiv 1910.07467) or `layernorm` (arXiv 1607.06450).
+        norm_eps: added to the mean square or variance.
+        norm_place: `pre` normalises what goes into a branch, `post` the sum that comes after it
+            (Xiong et al., arXiv 2002.04745).
+        mlp: `gelu`, `swiglu` (Shazeer, arXiv 2002.05202) or `relu2` (So et al., arXiv 2109.08668).
+        bias: biases in every linear layer and in LayerNorm.
+        tie_embeddings: the output head is the embedding matrix (Press & Wolf, arXiv 1608.05859).
+        qk_norm: RMS-normalise queries and keys per head (Henry et al., arXiv 2010.04245).
+        attn_scale: multiplies the scores. None: 1 / sqrt(head_dim). See `gpt.attention` for why.
+        residual_scale: multiplies what each branch adds to the stream.
+        logit_softcap: logits become `c * tanh(logits / c)`. None: unbounded.
+        dropout: probability of dropping a unit of the embedding and of each branch's output.
+        attn_dropout: probability of dropping an attention weight. On CPU anything above 0 leaves
+            the fused attention kernel for a much slower one.
+        init_std: standard deviation of the initial weights; projections into the stream get
+            init_std / sqrt(2 * n_layer), as in GPT-2.
+    """
+
+    vocab_size: int = 0
+    block_size: int = 256
+    n_layer: int = 4
+    n_head: int = 4
+    n_kv_head: int | None = None
+    d_model: int = 128
+    head_dim: int | None = None
+    d_ff: int | None = None
+    position: Position = "rotary"
+    rope_base: float = 10000.0
+    pattern: str = "causal"
+    norm: Norm = "rmsnorm"
+    norm_eps: float = 1e-5
+    norm_place: NormPlace = "pre"
+    mlp: MLPKind = "relu2"
+    bias: bool = False
+    tie_embeddings: bool = True
+    qk_norm: bool = True
+    attn_scale: float | None = None
+    residual_scale: float = 1.0
+    logit_softcap: float | None = None
+    dropout: float = 0.0
+    attn_dropout: float = 0.0
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError that names the field, its value and what is allowed."""
+        for name in ("block_size", "n_layer", "n_head", "d_model"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if self.vocab_size < 0:
+            raise ConfigError(f"vocab_size is {self.vocab_size}, but must be at least 0")
+        for name in ("n_kv_head", "head_dim", "d_ff"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, but must be at least 1 (or null)")
+        if self.head_dim is None and self.d_model % self.n_head:
+            raise ConfigError(
+                f"d_model {self.d_model} is not divisible by n_head {self.n_head}; "
+                "change one of them or set head_dim"
+            )
+        if self.n_head % self.kv_heads:
+            raise ConfigError(f"n_head {self.n_head} is not divisible by n_kv_head {self.kv_heads}")
+        if self.position == "rotary" and self.head_width % 2:
+            raise ConfigError(
+                f"head_dim is {self.head_width}, but rotary positions turn pairs and need an even one"
+            )
+        for name, kind in (
+            ("position", Position),
+            ("norm", Norm),
+            ("norm_place", NormPlace),
+            ("mlp", MLPKind),
+        ):
+            if getattr(self, name) not in get_args(kind):
+                allowed = ", ".join(get_args(kind))
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, but must be one of {allowed}")
+        for name in ("dropout", "attn_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
+        for name in ("rope_base", "norm_eps", "init_std", "residual_scale"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value}, but must be a finite number above 0")
+        for name in ("attn_scale", "logit_softcap"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value}, but must be a finite number above 0 (or null)")
+        kind, _, argument = self.pattern.partition(":")
+        if not (self.pattern == "causal" or (kind == "window" and argument.isdecimal() and int(argument))):
+            raise ConfigError(
+                f"pattern is {self.pattern!r}, but must be 'causal' or 'window:N' with N at least 1"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
+    def head_width(self) -> int:
+        return self.d_model // self.n_head if self.head_dim is None else self.head_dim
+
+    @property
+    def mlp_width(self) -> int:
+        if self.d_ff is not None:
+            return self.d_ff
+        return -(-8 * self.d_model // 3 // 32) * 32 if self.mlp == "swiglu" else 4 * self.d_model
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_width**-0.5 if self.attn_scale is None else self.attn_scale
+
+    def replace(self, **changes: Any) -> GPTConfig:
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> GPTConfig:
+        """The inverse of `to_dict`. Raises ConfigError for a field that this version does not know:
+        ignoring one would build another model than the one that was saved."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"unknown architecture field {name!r}{hint}")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"an architecture field has a value of the wrong type: {error}") from None
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> GPTConfig:
+        """A named size. Raises ConfigError that lists the names."""
+        if name not in PRESETS:
+            near = difflib.get_close_matches(name, PRESETS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"unknown preset {name!r}{hint} (there are: {', '.join(PRESETS)})")
+        return cls(**{**PRESETS[name], **changes})
+
+
+def _gpt2(n_layer: int, n_head: int, d_model: int) -> dict[str, Any]:
+    """GPT-2's architecture (Radford et al. 2019) at one of its published sizes."""
+    return {
+        "vocab_size": 50257, "block_size": 1024,
+        "n_layer": n_layer, "n_head": n_head, "d_model": d_model,
+        "position": "learned", "norm": "layernorm", "mlp": "gelu",
+        "bias": True, "tie_embeddings": True, "qk_norm": False,
+    }  # fmt: skip
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Our own sizes: rotary, RMSNorm, QK-norm, ReLU^2; the vocabulary comes from the tokenizer.
+    "nano": {"n_layer": 2, "n_head": 2, "d_model": 64, "block_size": 128},
+    "tiny": {"n_layer": 4, "n_head": 4, "d_model": 128, "block_size": 256},
+    "mini": {"n_layer": 6, "n_head": 6, "d_model": 192, "block_size": 256},
+    "small": {"n_layer": 6, "n_head": 6, "d_model": 384, "block_size": 256},
+    "medium": {"n_layer": 8, "n_head": 8, "d_model": 512, "block_size": 512},
+    "base": {"n_layer": 12, "n_head": 12, "d_model": 768, "block_size": 1024},
+    "gpt2-124m": _gpt2(12, 12, 768),
+    "gpt2-355m": _gpt2(24, 16, 1024),
+    "gpt2-774m": _gpt2(36, 20, 1280),
+    "gpt2-1558m": _gpt2(48, 25, 1600),
+}

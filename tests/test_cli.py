@@ -1,0 +1,211 @@
+"""The `antiphon` command: dispatch, help, exit statuses, and how mistakes are shown."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from gpt import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Subcommands that do one thing each, for what no real subcommand does on demand.
+PLAYED = """
+import os, signal, sys
+from gpt.errors import DataError
+
+def mistaken(argv, prog):
+    raise DataError("notes.txt is empty; give a file with some text")
+
+def talkative(argv, prog):
+    while True:
+        print("again and again")
+
+def interrupted(argv, prog):
+    print("started", flush=True)
+    signal.pause()
+
+def inner_pipe(argv, prog):
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.write(writer, b"x")
+
+def repeat(argv, prog):
+    print(prog, argv)
+    return 7
+"""
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> dict[str, str]:
+    """The environment for `python -m played COMMAND`, which has the commands above alone."""
+    (tmp_path / "played_commands.py").write_text(PLAYED)
+    (tmp_path / "played.py").write_text(
+        "import sys\n"
+        "from gpt import cli\n"
+        "names = ['mistaken', 'talkative', 'interrupted', 'inner_pipe', 'repeat']\n"
+        "cli.COMMANDS = {n: cli.Command(f'played_commands:{n}', n, ()) for n in names}\n"
+        "sys.exit(cli.main())\n"
+    )
+    return {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+
+def run(
+    *arguments: str, module: str = "gpt", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+
+
+def test_help_lists_every_command_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name} " in shown
+        assert command.help in shown
+        assert all(f"antiphon {example}" in shown for example in command.examples)
+
+
+def test_help_fits_a_terminal_of_100_columns() -> None:
+    assert max(map(len, cli.overview().splitlines())) <= 100
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nonsense"]])
+def test_the_overview_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from gpt.cli import main; main(sys.argv[1:]); "
+        "heavy = ('torch', 'numpy', 'grpc', 'lightning', 'tiktoken'); "
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_no_command_shows_the_overview_and_is_a_usage_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main([]) == 2
+    assert "usage: antiphon" in capsys.readouterr().err
+
+
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        expected = metadata.version("antiphon")
+    except metadata.PackageNotFoundError:
+        expected = "unknown (not installed"
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"antiphon {expected}")
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [("sampel", "sample"), ("genrate", "generate"), ("--versoin", "--version")],
+)
+def test_an_unknown_command_suggests_the_nearest(
+    given: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([given]) == 2
+    assert f"did you mean {nearest}?" in capsys.readouterr().err
+
+
+def test_an_unknown_command_like_no_other_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["zzz"]) == 2
+    assert f"there are: {', '.join(cli.COMMANDS)}" in capsys.readouterr().err
+
+
+def test_arguments_reach_the_command_and_its_status_comes_back(played: dict[str, str]) -> None:
+    done = run("repeat", "a", "--b", "-h", module="played", env=played)
+    assert (done.returncode, done.stdout) == (7, "antiphon repeat ['a', '--b', '-h']\n")
+
+
+def test_help_of_one_command_is_that_commands_own(played: dict[str, str]) -> None:
+    done = run("help", "repeat", module="played", env=played)
+    assert done.stdout == "antiphon repeat ['--help']\n"
+
+
+def test_help_of_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "sampel"]) == 2
+    assert "did you mean sample?" in capsys.readouterr().err
+
+
+def test_a_users_mistake_is_one_line_and_status_1(played: dict[str, str]) -> None:
+    done = run("mistaken", module="played", env=played)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "antiphon mistaken: error: notes.txt is empty; give a file with some text\n"
+    )
+
+
+def test_a_closed_reader_ends_the_command_without_a_word(played: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "played", "talkative"],
+        env=played,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "again and again\n"
+        process.stdout.close()
+        assert process.wait(30) == 141
+        assert process.stderr.read() == ""
+
+
+def test_a_broken_pipe_that_is_not_stdout_is_no_secret(played: dict[str, str]) -> None:
+    done = run("inner_pipe", module="played", env=played)
+    assert done.returncode == 1
+    assert "BrokenPipeError" in done.stderr
+
+
+def test_ctrl_c_ends_the_command_with_130_and_no_traceback(played: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "played", "interrupted"],
+        env=played,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == "\nantiphon interrupted: interrupted\n"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_each_command_has_help_under_its_own_name(name: str) -> None:
+    done = run(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"antiphon {name}" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["sample", "serve", "generate", "demo"])
+def test_an_unknown_option_is_a_usage_error(name: str) -> None:
+    done = run(name, "--no-such-option", "x")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_model_is_a_users_mistake(tmp_path: Path) -> None:
+    done = run("sample", str(tmp_path / "nowhere"), "--prompt", "x")
+    assert done.returncode == 1
+    assert done.stderr.startswith("antiphon sample: error: ")
+    assert "nowhere" in done.stderr
+    assert done.stderr.count("\n") == 1

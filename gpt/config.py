@@ -1,7 +1,8 @@
 """GPTConfig: the whole architecture in one validated, plain-data place.
 
-Everything that shapes the weights or the function they compute is a field here, and nothing else is.
-The training command's flags, the model folder's `config.json` and the server all read this class.
+Everything that shapes the weights or the function they compute is a field here, and nothing else
+is. The training command's flags, the model folder's `config.json` and the server all read this
+class.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class GPTConfig:
             raise ConfigError(f"n_head {self.n_head} is not divisible by n_kv_head {self.kv_heads}")
         if self.position == "rotary" and self.head_width % 2:
             raise ConfigError(
-                f"head_dim is {self.head_width}, but rotary positions turn pairs and need an even one"
+                f"head_dim is {self.head_width}, but rotary positions need an even one"
             )
         for name, kind in (
             ("position", Position),
@@ -115,7 +116,9 @@ class GPTConfig:
         ):
             if getattr(self, name) not in get_args(kind):
                 allowed = ", ".join(get_args(kind))
-                raise ConfigError(f"{name} is {getattr(self, name)!r}, but must be one of {allowed}")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, but must be one of {allowed}"
+                )
         for name in ("dropout", "attn_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
@@ -126,9 +129,14 @@ class GPTConfig:
         for name in ("attn_scale", "logit_softcap"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} is {value}, but must be a finite number above 0 (or null)")
+                raise ConfigError(
+                    f"{name} is {value}, but must be a finite number above 0 (or null)"
+                )
         kind, _, argument = self.pattern.partition(":")
-        if not (self.pattern == "causal" or (kind == "window" and argument.isdecimal() and int(argument))):
+        if not (
+            self.pattern == "causal"
+            or (kind == "window" and argument.isdecimal() and int(argument))
+        ):
             raise ConfigError(
                 f"pattern is {self.pattern!r}, but must be 'causal' or 'window:N' with N at least 1"
             )
@@ -170,7 +178,9 @@ class GPTConfig:
         try:
             return cls(**values)
         except TypeError as error:
-            raise ConfigError(f"an architecture field has a value of the wrong type: {error}") from None
+            raise ConfigError(
+                f"an architecture field has a value of the wrong type: {error}"
+            ) from None
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> GPTConfig:

@@ -1,8 +1,8 @@
 """What a user can get wrong: one exception type per kind of mistake.
 
 Every message says what was given, what is allowed and what to do about it, in one line: the command
-line prints it after `error:` and exits with 1, the server puts it into the RPC status. Anything that
-is *not* a `UserError` is a fault of ours and keeps its traceback.
+line prints it after `error:` and exits with 1, the server puts it into the RPC status. Anything
+that is *not* a `UserError` is a fault of ours and keeps its traceback.
 """
 
 from __future__ import annotations

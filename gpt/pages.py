@@ -60,7 +60,7 @@ class PageAllocator:
             self._free.append(page)
 
     def check_integrity(self, tables: list[list[int]]) -> None:
-        """Raise AssertionError unless `tables` (one block table per sequence) own exactly what is out."""
+        """Raise AssertionError unless the block tables own exactly the pages that are out."""
         owned = [page for table in tables for page in table]
         if len(owned) != len(set(owned)):
             raise AssertionError("a page is owned by two sequences")

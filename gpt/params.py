@@ -1,6 +1,7 @@
 """SamplingParams: what one request asks of the sampler. Plain data, no torch.
 
-The command line and the client build it without paying for a torch import; `gpt.sampling` applies it.
+The command line and the client build it without paying for a torch import; `gpt.sampling` applies
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_STOP_LENGTH = 1024
 
 
 def random_seed() -> int:
-    """A fresh seed for a request that gave none; it is echoed, so that the text can be had again."""
+    """A fresh seed for a request that gave none; echoed, so that the text can be had again."""
     return secrets.randbits(63)
 
 

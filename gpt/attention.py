@@ -1,0 +1,156 @@
+"""Attention: one implementation, for training, prefill, decode and everything in between.
+
+Vaswani et al., "Attention is all you need", arXiv 1706.03762. Each token asks a question (query q),
+each token it may see offers an answer (value v) under a heading (key k); the answers are mixed by
+how well question and heading match:
+
+    out = softmax(scale * q k^T) v
+
+**Why 1/sqrt(D).** If q and k have D independent components of mean 0 and variance 1, their dot
+product has variance D. Without the factor the scores of a 64-wide head have a standard deviation of
+8, softmax puts nearly all its weight on one key, and its gradient vanishes; with 1/sqrt(D) they
+have variance 1 whatever D is. Dividing by D instead goes too far: scores shrink to 1/sqrt(D), all
+weights look alike, and the head is a mean.
+
+**Heads.** Each head mixes D of the channels by its own scores. Query head h reads key and value
+head `h // (H / K)`: with K < H several query heads share one (grouped-query attention), which
+divides the cache by H / K:
+
+    H = 8, K = 2      q  0 1 2 3 4 5 6 7
+                      kv 0 0 0 0 1 1 1 1
+
+**Who may look at whom** is the plan's to say (`gpt.plan`), where the keys come from is the cache's
+(`gpt.cache`). With no cache the keys are those of the tokens at hand; with one, the tokens' keys
+are stored first and those of the whole sequence read back. That is the only difference between
+training and generation.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.cache import LayerCache
+from gpt.config import GPTConfig
+from gpt.plan import AttentionPlan, Group
+from gpt.positions import rotate
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with shared key and value heads."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        H, K, D, C = config.n_head, config.kv_heads, config.head_width, config.d_model
+        self.sizes = (H, K, K)
+        self.head_dim = D
+        self.scale = config.score_scale
+        self.dropout = config.attn_dropout
+        self.qkv = nn.Linear(C, (H + 2 * K) * D, bias=config.bias)
+        self.out = nn.Linear(H * D, C, bias=config.bias)
+        self.q_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        plan: AttentionPlan,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Let every token look at what the plan allows it.
+
+        Args:
+            x: (B, T, C), or (N, C) for a paged plan.
+            rotary: angles of the tokens' positions (`gpt.positions.rotary_table`), or None.
+
+        Returns:
+            The same shape as x.
+        """
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # (..., H + 2K, D)
+        q, k, v = qkv.split(self.sizes, dim=-2)  # (..., H, D), (..., K, D), (..., K, D)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotary is not None:
+            q, k = rotate(q, rotary), rotate(k, rotary)
+        dropout = self.dropout if self.training else 0.0
+        y = attend(q, k, v, plan, cache, scale=self.scale, dropout=dropout)
+        return self.out(y.flatten(-2))  # type: ignore[no-any-return]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: AttentionPlan,
+    cache: LayerCache | None = None,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Mix values by how well queries match keys. The only place that picks a kernel.
+
+    Args:
+        q: (..., H, D), the leading shape holding the plan's tokens in order.
+        k, v: (..., K, D) of the same tokens; stored in `cache` first, if there is one.
+        scale: multiplies the scores.
+        dropout: probability of dropping a weight.
+
+    Returns:
+        (..., H, D), like q.
+    """
+    H, D = q.shape[-2:]
+    if cache is not None:
+        cache.write(k, v, plan)
+    parts = []
+    for group in plan.groups:
+        shape = (group.b, group.t, H, D)
+        mine = q if group.rows is None else q[group.rows]
+        queries = mine.reshape(shape).transpose(1, 2)  # (b, H, t, D)
+        if cache is not None:
+            keys, values = cache.read(group)  # (b, K, s, D)
+        else:
+            keys = k.reshape(group.b, group.s, -1, D).transpose(1, 2)
+            values = v.reshape(group.b, group.s, -1, D).transpose(1, 2)
+        keys, values = keys.to(q.dtype), values.to(q.dtype)
+        parts.append(_kernel(queries, keys, values, group, scale, dropout).transpose(1, 2))
+    if len(parts) == 1 and plan.groups[0].rows is None:
+        return parts[0].reshape(q.shape)
+    y = torch.empty_like(q)
+    for group, part in zip(plan.groups, parts, strict=True):
+        assert group.rows is not None, "several groups must say which rows are theirs"
+        y[group.rows] = part.reshape(-1, H, D)
+    return y
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, dropout: float) -> Tensor:
+    """(b, H, t, D) queries against (b, K, s, D) keys, by the fastest exact route for the shape."""
+    if group.t == 1 and q.device.type == "cpu" and dropout == 0 and not group.causal:
+        return _one_query(q, k, v, group.mask, scale)
+    return F.scaled_dot_product_attention(
+        q, k, v,
+        attn_mask=None if group.causal else group.mask,
+        dropout_p=dropout,
+        is_causal=group.causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """A single query per sequence as two small matrix products.
+
+    The fused CPU kernel works in tiles of queries and wastes nearly all of each on one query; query
+    heads that share a key head make the rows of the product instead. Heads go first because that is
+    how the cache lays keys out: both products then run without copying them.
+    """
+    b, H, _, D = q.shape
+    K = k.shape[1]
+    heads = q.view(b, K, H // K, D).transpose(0, 1)  # (K, b, G, D)
+    keys, values = k.transpose(0, 1), v.transpose(0, 1)  # (K, b, s, D)
+    scores = (heads @ keys.transpose(-1, -2)) * scale  # (K, b, G, s)
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, 0], float("-inf"))  # mask: (b, 1, 1, s)
+    weights = scores.softmax(-1)
+    return (weights @ values).transpose(0, 1).reshape(b, H, 1, D)

@@ -1,0 +1,243 @@
+"""Open and save models: the model folder, and Lightning checkpoints.
+
+A model folder is self-contained; sampling and serving need nothing else:
+
+    config.json         format, name, architecture, the tokenizer's fingerprint, how it was trained
+    model.safetensors   the weights; a tied head is stored once
+    tokenizer.json      the vocabulary
+
+A Lightning checkpoint carries the same under its key `antiphon`, and the weights under `gpt.*`.
+Both are read as data only: no pickle is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gpt.config import GPTConfig
+from gpt.errors import CheckpointError, ConfigError, TokenizerError
+from gpt.model import GPT
+from gpt.tokenizer import Tokenizer
+
+FORMAT = "antiphon-model/1"
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
+PAYLOAD_KEY = "antiphon"
+"""Where a Lightning checkpoint holds `checkpoint_payload`."""
+WEIGHTS_PREFIX = "gpt."
+"""What the LightningModule calls its GPT."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, in eval mode.
+
+    Attributes:
+        name: what it calls itself: the run's name, or the folder's.
+        training: how it was trained, as recorded; empty if nothing was.
+    """
+
+    model: GPT
+    tokenizer: Tokenizer
+    name: str
+    path: Path
+    training: dict[str, Any]
+
+
+def load_model(
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+) -> LoadedModel:
+    """Open a model folder, a run folder that holds one under `model/`, or a Lightning checkpoint.
+
+    Args:
+        dtype: to convert the weights to; None keeps the saved one.
+
+    Raises:
+        CheckpointError: not there, damaged, or of another kind.
+        TokenizerError: the tokenizer in it is not the one the model was trained with.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(
+            f"no model at {path}: give a model folder (with {CONFIG_FILE}) or a Lightning "
+            "checkpoint (.ckpt); `fit` writes both into its run folder"
+        )
+    name = path.resolve().name
+    try:
+        if path.is_file():
+            payload, state = _read_checkpoint(path)
+            tokenizer = Tokenizer.from_dict(payload["tokenizer"])
+            name = path.stem
+        else:
+            folder = path if (path / CONFIG_FILE).exists() else path / "model"
+            payload, state = _read_folder(folder, path)
+            tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
+        model = _build(GPTConfig.from_dict(payload["model"]), state)
+        check_tokenizer(tokenizer, payload["tokenizer_fingerprint"], model.config)
+    except ConfigError as error:
+        raise CheckpointError(f"{path} does not describe a model: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} does not describe a model: {error!r} is missing") from None
+    return LoadedModel(
+        model.to(device=device, dtype=dtype).eval(),
+        tokenizer,
+        str(payload.get("name") or name),
+        path,
+        dict(payload.get("training") or {}),
+    )
+
+
+def save_model(
+    folder: Path | str,
+    model: GPT,
+    tokenizer: Tokenizer,
+    *,
+    name: str | None = None,
+    training: dict[str, Any] | None = None,
+) -> None:
+    """Write a model folder; it appears whole or not at all. An earlier one is replaced.
+
+    Args:
+        name: what the model calls itself; None: the folder's name.
+        training: plain data on how it was trained, for the record.
+
+    Raises:
+        CheckpointError: the folder holds something else, or the disk refuses.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or _foreign(folder)):
+        raise CheckpointError(f"{folder} exists and is no model folder; choose another place")
+    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    if model.config.tie_embeddings:
+        del state["head.weight"]
+    described = {
+        "format": FORMAT,
+        "name": name or folder.resolve().name,
+        "model": model.config.to_dict(),
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "training": training or {},
+    }
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+            new, old = Path(scratch) / "new", Path(scratch) / "old"
+            new.mkdir()
+            save_file(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
+            tokenizer.save(new / TOKENIZER_FILE)
+            (new / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+            for file in new.iterdir():
+                with open(file, "rb") as handle:
+                    os.fsync(handle.fileno())
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {folder}: {error.strerror or error}") from None
+
+
+def checkpoint_payload(
+    config: GPTConfig, tokenizer: Tokenizer, *, name: str | None = None
+) -> dict[str, Any]:
+    """What makes a Lightning checkpoint self-contained: plain data, `weights_only` loads it."""
+    return {
+        "format": FORMAT,
+        "name": name,
+        "model": config.to_dict(),
+        "tokenizer": tokenizer.to_dict(),
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+    }
+
+
+def check_tokenizer(tokenizer: Tokenizer, fingerprint: str, config: GPTConfig) -> None:
+    """Raises TokenizerError unless this is the tokenizer that the model was trained with."""
+    if tokenizer.fingerprint != fingerprint:
+        raise TokenizerError(
+            f"the tokenizer is not the model's: its fingerprint is {tokenizer.fingerprint[:12]} "
+            f"({tokenizer.kind}, {tokenizer.n_vocab} tokens), the model was trained with "
+            f"{fingerprint[:12]}; use the tokenizer.json that was saved with the model"
+        )
+    if tokenizer.n_vocab > config.vocab_size:
+        raise TokenizerError(
+            f"the tokenizer has {tokenizer.n_vocab} tokens but the model's vocabulary only "
+            f"{config.vocab_size}"
+        )
+
+
+def _foreign(folder: Path) -> bool:
+    return any(folder.iterdir()) and not (folder / CONFIG_FILE).exists()
+
+
+def _read_folder(folder: Path, given: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(f"{given} is no model folder: it has no {CONFIG_FILE}")
+    for file in (WEIGHTS_FILE, TOKENIZER_FILE):
+        if not (folder / file).is_file():
+            raise CheckpointError(f"{folder} is incomplete: it has no {file}")
+    try:
+        payload = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / CONFIG_FILE} is not JSON: {error}") from None
+    _check_format(payload, folder / CONFIG_FILE)
+    try:
+        return payload, load_file(folder / WEIGHTS_FILE)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from None
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    # torch.load fails in as many ways as there are files that are no checkpoint; all mean the same.
+    except Exception as error:  # noqa: BLE001
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CheckpointError(f"{path} is no readable checkpoint: {reason[0]}") from None
+    payload = checkpoint.get(PAYLOAD_KEY) if isinstance(checkpoint, dict) else None
+    _check_format(payload, path)
+    state = {
+        key.removeprefix(WEIGHTS_PREFIX): value
+        for key, value in checkpoint["state_dict"].items()
+        if key.startswith(WEIGHTS_PREFIX)
+    }
+    return payload, state
+
+
+def _check_format(payload: Any, path: Path) -> None:
+    found = payload.get("format") if isinstance(payload, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{path} was not written by Antiphon, or by another version: its format is {found!r}, "
+            f"this version reads {FORMAT!r}"
+        )
+
+
+def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
+    """A GPT with these weights. Built without memory first: random weights would be thrown away."""
+    with torch.device("meta"):
+        model = GPT(config)
+    if config.tie_embeddings and "embed.weight" in state:
+        state.setdefault("head.weight", state["embed.weight"])
+    try:
+        model.load_state_dict(state, strict=True, assign=True)
+    except RuntimeError as error:
+        # The first line only says that there are errors; the second names the first.
+        lines = [line.strip() for line in str(error).splitlines()]
+        raise CheckpointError(
+            f"the weights do not fit the architecture: {lines[1] if len(lines) > 1 else lines[0]}"
+        ) from None
+    if config.tie_embeddings:
+        model.head.weight = model.embed.weight
+    return model

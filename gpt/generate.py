@@ -1,0 +1,208 @@
+"""One step over a batch, and the loop around it.
+
+`step` is the whole of generation: one forward over some tokens of some sequences, and a token
+chosen for each sequence that has caught up. The server's engine calls the same function; it
+differs from `generate` below only in that a scheduler picks the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpt.cache import PAGE_SIZE, KVCache
+from gpt.config import GPTConfig
+from gpt.errors import CheckpointError
+from gpt.pages import PageAllocator, pages_for
+from gpt.params import SamplingParams
+from gpt.patterns import parse_pattern
+from gpt.plan import AttentionPlan, Chunk
+from gpt.sampling import NOT_FINITE, Draw, sample
+from gpt.sequence import Sequence
+from gpt.stream import FinishReason, TextStream
+from gpt.tokenizer import Tokenizer
+
+__all__ = ["NOT_FINITE", "PREFILL_CHUNK", "Model", "Piece", "generate", "step"]
+
+PREFILL_CHUNK = 512
+"""Prompt tokens a step runs at most, here and in the server: bounds the memory of a long prompt."""
+
+MAX_BATCH = 32
+"""Samples made side by side; more than that are made in rounds."""
+
+
+class Model(Protocol):
+    """What generation needs of a model; `gpt.model.GPT` is one."""
+
+    @property
+    def config(self) -> GPTConfig: ...
+
+    def __call__(self, ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor: ...
+
+
+@torch.inference_mode()
+def step(
+    model: Model, cache: KVCache, work: Seq[tuple[Sequence, int]], *, n_vocab: int
+) -> list[int | None]:
+    """One forward over the next tokens of each sequence.
+
+    Args:
+        cache: holds the `computed` tokens of each sequence; extended in place.
+        work: `(sequence, n)`: run the next n of its pending tokens. Its block table must already
+            have room for them.
+        n_vocab: ids from here up are padding of the embedding and never chosen.
+
+    Returns:
+        For each sequence None if tokens are still pending, the token made, which has been appended
+        to its ids, or NOT_FINITE if its logits were NaN or infinite: nothing was appended, and
+        nothing of its mates was touched.
+    """
+    ids: list[int] = []
+    chunks: list[Chunk] = []
+    caught_up: list[int] = []  # places in `work`
+    logit_rows: list[int] = []
+    for i, (sequence, n) in enumerate(work):
+        if not 1 <= n <= sequence.pending:
+            raise ValueError(f"cannot run {n} of {sequence.pending} pending tokens")
+        chunks.append(Chunk(sequence.computed, n, sequence.pages))
+        ids.extend(sequence.ids[sequence.computed : sequence.computed + n])
+        if n == sequence.pending:
+            caught_up.append(i)
+            logit_rows.append(len(ids) - 1)
+    device = cache.layer(0).keys.device
+    plan = AttentionPlan.paged(
+        chunks,
+        page_size=cache.page_size,
+        pattern=parse_pattern(model.config.pattern),
+        device=device,
+        logit_rows=logit_rows,
+    )
+    logits = model(torch.tensor(ids, device=device), plan, cache)
+    results: list[int | None] = [None] * len(work)
+    if caught_up:
+        draws = [
+            Draw(work[i][0].params, work[i][0].choice, work[i][0].output_len) for i in caught_up
+        ]
+        for i, token in zip(caught_up, sample(logits[:, :n_vocab], draws), strict=True):
+            results[i] = token
+    for (sequence, n), result in zip(work, results, strict=True):
+        sequence.computed += n
+        if result == NOT_FINITE:
+            cache.scrub(sequence.pages)
+        elif result is not None:
+            sequence.ids.append(result)
+    return results
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A bit of one sample's text.
+
+    Attributes:
+        choice: which sample, from 0.
+        token: the id just made.
+        text: what it adds to the text, perhaps nothing yet.
+        finish_reason: set on a sample's last piece.
+        matched_stop: the stop string that ended it, if one did.
+    """
+
+    choice: int
+    token: int
+    text: str
+    finish_reason: FinishReason | None = None
+    matched_stop: str | None = None
+
+
+def encode_prompt(prompt: str | Seq[int], tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+
+def generate(
+    model: Model,
+    tokenizer: Tokenizer,
+    prompt: str | Seq[int],
+    params: SamplingParams,
+    *,
+    num_samples: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    prefill_chunk: int = PREFILL_CHUNK,
+) -> Iterator[Piece]:
+    """Continue a prompt, piece by piece.
+
+    Args:
+        prompt: text, or token ids; empty starts from end-of-text.
+        num_samples: texts to make, side by side; each has random numbers of its own.
+        dtype, device: of the KV cache; the model's own.
+
+    Raises:
+        PromptError: too long, or ids beyond the vocabulary.
+        InexpressibleTextError: the vocabulary has no tokens for a character.
+        CheckpointError: the model's logits are not finite.
+    """
+    ids = encode_prompt(prompt, tokenizer)
+    for first in range(0, num_samples, MAX_BATCH):
+        sequences = [
+            Sequence.start(
+                ids,
+                params,
+                block_size=model.config.block_size,
+                n_vocab=tokenizer.n_vocab,
+                eot=tokenizer.eot,
+                choice=choice,
+            )
+            for choice in range(first, min(first + MAX_BATCH, num_samples))
+        ]
+        yield from _generate_batch(model, tokenizer, sequences, dtype, device, prefill_chunk)
+
+
+def _generate_batch(
+    model: Model,
+    tokenizer: Tokenizer,
+    sequences: list[Sequence],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    prefill_chunk: int,
+) -> Iterator[Piece]:
+    needs = [pages_for(sequence.max_cached, PAGE_SIZE) for sequence in sequences]
+    allocator = PageAllocator(1 + max(1, sum(needs)), PAGE_SIZE)
+    cache = KVCache(model.config, allocator.n_pages, PAGE_SIZE, dtype=dtype, device=device)
+    for sequence, need in zip(sequences, needs, strict=True):
+        # All at once, so that a lone sequence's pages lie side by side and are read without a copy.
+        pages = allocator.allocate(need)
+        assert pages is not None, "the pool was made to hold every sequence whole"
+        sequence.pages = pages
+    streams = {id(s): TextStream(tokenizer, s.params.stop) for s in sequences}
+    live = sequences
+    while live:
+        work = _share(live, prefill_chunk)
+        for (sequence, _), token in zip(
+            work, step(model, cache, work, n_vocab=tokenizer.n_vocab), strict=True
+        ):
+            if token is None:
+                continue
+            if token == NOT_FINITE:
+                raise CheckpointError(
+                    "the model's logits are not finite numbers: the checkpoint is damaged or its "
+                    "training diverged; use an earlier one"
+                )
+            stream = streams[id(sequence)]
+            text = stream.push(token, last=sequence.full)
+            yield Piece(sequence.choice, token, text, stream.finish_reason, stream.matched_stop)
+        live = [s for s in live if streams[id(s)].finish_reason is None]
+
+
+def _share(live: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    """Decode steps for all that have caught up, prompt tokens for the others up to the budget."""
+    work = [(s, 1) for s in live if s.pending == 1]
+    for sequence in live:
+        if sequence.pending > 1 and budget > 0:
+            n = min(sequence.pending, budget)
+            work.append((sequence, n))
+            budget -= n
+    return work

@@ -1,0 +1,177 @@
+"""GPT: embedding, blocks, head. From ids to logits, top to bottom, in the order a reader needs it.
+
+Radford et al., "Language models are unsupervised multitask learners", 2019, with the choices that
+`gpt.config.GPTConfig` lists. The attention is in `gpt.attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.attention import Attention
+from gpt.cache import KVCache, LayerCache
+from gpt.config import GPTConfig
+from gpt.errors import ConfigError
+from gpt.patterns import parse_pattern
+from gpt.plan import AttentionPlan
+from gpt.positions import rotary_table
+
+
+def make_norm(config: GPTConfig) -> nn.Module:
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
+    return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+
+
+class MLP(nn.Module):
+    """Two matrices with a bend between them; SwiGLU has a third that opens and closes the bend."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.kind = config.mlp
+        width = config.mlp_width
+        inner = 2 * width if self.kind == "swiglu" else width
+        self.up = nn.Linear(config.d_model, inner, bias=config.bias)
+        self.down = nn.Linear(width, config.d_model, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)  # (..., F) or (..., 2F)
+        if self.kind == "gelu":
+            h = F.gelu(h, approximate="tanh")
+        elif self.kind == "relu2":
+            h = F.relu(h).square()
+        else:
+            gate, h = h.chunk(2, dim=-1)
+            h = F.silu(gate) * h
+        return self.down(h)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each a branch that adds to the residual stream."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.pre = config.norm_place == "pre"
+        self.scale = config.residual_scale
+        self.norm_attn = make_norm(config)
+        self.attn = Attention(config)
+        self.norm_mlp = make_norm(config)
+        self.mlp = MLP(config)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        plan: AttentionPlan,
+        cache: LayerCache | None,
+    ) -> Tensor:
+        if self.pre:
+            x = x + self.drop(self.attn(self.norm_attn(x), rotary, plan, cache)) * self.scale
+            return x + self.drop(self.mlp(self.norm_mlp(x))) * self.scale
+        x = self.norm_attn(x + self.drop(self.attn(x, rotary, plan, cache)) * self.scale)
+        return self.norm_mlp(x + self.drop(self.mlp(x)) * self.scale)  # type: ignore[no-any-return]
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer.
+
+    Args:
+        config: the architecture; `vocab_size` must be known.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        if config.vocab_size < 1:
+            raise ConfigError(
+                "vocab_size is not set: take it from the tokenizer, config.replace(vocab_size=…)"
+            )
+        self.config = config
+        self.pattern = parse_pattern(config.pattern)
+        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed_pos = (
+            nn.Embedding(config.block_size, config.d_model)
+            if config.position == "learned"
+            else None
+        )
+        self.drop = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        # With norms after each branch the stream leaves the last block normalised already.
+        self.norm = make_norm(config) if config.norm_place == "pre" else nn.Identity()
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.head.weight = self.embed.weight
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Normal weights, zero biases. The 2 * n_layer branches add up in the stream, so the matrix
+        that ends each starts 1/sqrt(2 * n_layer) smaller, to keep the sum's variance (GPT-2)."""
+        std = self.config.init_std
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                ends_branch = name.endswith(("attn.out", "mlp.down"))
+                scale = (2 * self.config.n_layer) ** -0.5 if ends_branch else 1.0
+                nn.init.normal_(module.weight, std=std * scale)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(
+        self, ids: Tensor, plan: AttentionPlan | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        """Logits of the next token.
+
+        Args:
+            ids: (B, T) int64 whole sequences, or (N,) tokens of a paged plan.
+            plan: who may look at whom; None: B whole sequences under the model's own pattern.
+            cache: earlier keys and values, read and extended in place; None: there are none.
+
+        Returns:
+            (B, T, V), or (M, V) for the rows in `plan.logit_rows`.
+        """
+        return self.logits(self.hidden(ids, plan, cache), plan)
+
+    def hidden(
+        self, ids: Tensor, plan: AttentionPlan | None = None, cache: KVCache | None = None
+    ) -> Tensor:
+        """The residual stream after the last block and norm: (B, T, C) or (N, C)."""
+        if plan is None:
+            B, T = ids.shape
+            if self.config.block_size < T:
+                raise ValueError(f"{T} tokens, but the context holds {self.config.block_size}")
+            plan = AttentionPlan.dense(B, T, pattern=self.pattern, device=ids.device)
+        x = self.embed(ids)  # (..., C)
+        rotary = None
+        if self.embed_pos is not None:
+            x = x + self.embed_pos(plan.positions)
+        else:
+            rotary = rotary_table(
+                plan.positions, self.config.head_width, self.config.rope_base, x.dtype
+            )
+        x = self.drop(x)
+        for i, block in enumerate(self.blocks):
+            x = block(x, rotary, plan, None if cache is None else cache.layer(i))
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def logits(self, x: Tensor, plan: AttentionPlan | None = None) -> Tensor:
+        """Scores over the vocabulary for the stream x, or for the plan's `logit_rows` of it."""
+        if plan is not None and plan.logit_rows is not None:
+            x = x[plan.logit_rows]
+        logits: Tensor = self.head(x)
+        if self.config.logit_softcap is not None:
+            logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
+        return logits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.weight.device
+
+    def num_params(self) -> int:
+        """Trained numbers; a tied head counts once."""
+        return sum(p.numel() for p in self.parameters())

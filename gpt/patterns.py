@@ -1,0 +1,67 @@
+"""Attention patterns: which earlier positions a token may look at.
+
+A pattern is a predicate on absolute positions. The predicate *is* the definition, and the oracle
+that the tests hold every kernel to; at run time `gpt.plan` asks it for a mask only where the
+fused causal kernel cannot be used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from gpt.errors import ConfigError
+
+
+class Pattern(Protocol):
+    """What `gpt.plan` needs to know of a pattern."""
+
+    @property
+    def reach(self) -> int | None:
+        """How many positions back, itself included, a token can see; None: all of them. What lies
+        further back need not be kept in the cache."""
+
+    def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        """Whether the query at `q_pos` may look at the key at `k_pos`; the shapes broadcast.
+
+        Must be False for every key after the query (`k_pos > q_pos`): the plan relies on that to
+        hide the padding of a batch as well as the future.
+        """
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Everything up to and including itself (Vaswani et al., arXiv 1706.03762, section 3.2.3)."""
+
+    @property
+    def reach(self) -> None:
+        return None
+
+    def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        return k_pos <= q_pos
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Itself and the `width - 1` positions before it (Beltagy et al., arXiv 2004.05150)."""
+
+    width: int
+
+    @property
+    def reach(self) -> int:
+        return self.width
+
+    def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        return (k_pos <= q_pos) & (q_pos - k_pos < self.width)
+
+
+def parse_pattern(text: str) -> Pattern:
+    """`causal` or `window:N`, as `GPTConfig.pattern` spells them. Raises ConfigError."""
+    kind, _, argument = text.partition(":")
+    if text == "causal":
+        return Causal()
+    if kind == "window" and argument.isdecimal() and int(argument) > 0:
+        return SlidingWindow(int(argument))
+    raise ConfigError(f"pattern is {text!r}, but must be 'causal' or 'window:N' with N at least 1")

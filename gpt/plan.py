@@ -1,0 +1,195 @@
+"""AttentionPlan: what one forward knows about its tokens before any layer runs.
+
+Built on the host once a forward and shared by all layers. It answers three questions for
+`gpt.attention.attend`: where in the cache do the new keys go, which rows attend together, and what
+may they see. Training hands in one dense group; serving hands in whatever mix of prefill chunks and
+decode steps the scheduler chose. Attention itself never asks which of the two it is.
+
+    tokens   a a a a a a | b | c | d d          N = 10: a prefill chunk, two decodes, a chunk
+    groups   0 0 0 0 0 0 | 1 | 1 | 2 2          b and c see contexts of like length: one group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpt.pages import NULL_PAGE, pages_for
+from gpt.patterns import Causal, Pattern
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive tokens of one sequence that a forward runs.
+
+    Attributes:
+        start: position of the first; everything before it is in the cache already.
+        length: how many.
+        pages: the sequence's block table; covers at least `start + length` positions.
+    """
+
+    start: int
+    length: int
+    pages: Seq[int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that go through one kernel call: `b` sequences, `t` queries each, against `s` keys each.
+
+    Attributes:
+        rows: (b*t,) which of the N tokens, sequence by sequence; None: all of them, in order.
+        causal: the keys are exactly the queries' own positions and the pattern is causal, so the
+            fused kernel may apply the triangle itself.
+        mask: (b or 1, 1, t, s) bool, True where a query may look; None: no mask is needed.
+        pages: (b, pages) block tables, padded with the null page; None: nothing is cached.
+        first_slot: when one sequence's pages lie side by side, the slot of its first token: its
+            keys are then a view of the cache, not a copy.
+    """
+
+    b: int
+    t: int
+    s: int
+    rows: Tensor | None = None
+    causal: bool = False
+    mask: Tensor | None = None
+    pages: Tensor | None = None
+    first_slot: int | None = None
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Attributes:
+    positions: absolute position of each token: (N,) for a paged plan, (T,) for a dense one.
+    groups: together they cover every token once.
+    slots: (N,) where each token's key and value go in the cache; None: nothing is cached.
+    logit_rows: (M,) the tokens whose logits are wanted; None: all of them.
+    """
+
+    positions: Tensor
+    groups: tuple[Group, ...]
+    slots: Tensor | None = None
+    logit_rows: Tensor | None = None
+
+    @classmethod
+    def dense(
+        cls, batch: int, time: int, *, pattern: Pattern, device: torch.device | str = "cpu"
+    ) -> AttentionPlan:
+        """`batch` whole sequences of `time` tokens, nothing cached: training, evaluation."""
+        positions = torch.arange(time, device=device)
+        causal = isinstance(pattern, Causal)
+        mask = None if causal else pattern.allowed(positions[:, None], positions)[None, None]
+        return cls(positions, (Group(batch, time, time, causal=causal, mask=mask),))
+
+    @classmethod
+    def paged(
+        cls,
+        chunks: Seq[Chunk],
+        *,
+        page_size: int,
+        pattern: Pattern,
+        device: torch.device | str = "cpu",
+        logit_rows: Seq[int] | None = None,
+    ) -> AttentionPlan:
+        """Chunks of sequences whose earlier tokens are in the cache."""
+        positions: list[int] = []
+        slots: list[int] = []
+        firsts: list[int] = []
+        for chunk in chunks:
+            end = chunk.start + chunk.length
+            if chunk.length < 1 or len(chunk.pages) < pages_for(end, page_size):
+                raise ValueError(
+                    f"a chunk of {chunk.length} tokens from {chunk.start} needs "
+                    f"{pages_for(end, page_size)} pages of {page_size}, has {len(chunk.pages)}"
+                )
+            firsts.append(len(positions))
+            positions.extend(range(chunk.start, end))
+            slots.extend(
+                chunk.pages[p // page_size] * page_size + p % page_size
+                for p in range(chunk.start, end)
+            )
+        members = _group(chunks, page_size)
+        groups = tuple(
+            _paged_group(
+                [chunks[i] for i in group],
+                # One group over everything, in order, needs no gathering of rows.
+                None if group == list(range(len(chunks))) else [firsts[i] for i in group],
+                page_size,
+                pattern,
+                device,
+            )
+            for group in members
+        )
+        return cls(
+            torch.tensor(positions, device=device),
+            groups,
+            torch.tensor(slots, device=device),
+            None if logit_rows is None else torch.tensor(logit_rows, device=device),
+        )
+
+
+def _group(chunks: Seq[Chunk], page_size: int) -> list[list[int]]:
+    """Which chunks share a kernel call.
+
+    Single-token chunks go together with those whose contexts fill a like number of pages, so that
+    one long sequence does not pad thirty short ones: keys padded in vain stay below a quarter.
+    Longer chunks go together only if they have the same borders.
+    """
+    keyed: dict[tuple[int, ...], list[int]] = {}
+    for i, chunk in enumerate(chunks):
+        end = chunk.start + chunk.length
+        if chunk.length == 1:
+            key: tuple[int, ...] = (_bucket(pages_for(end, page_size)),)
+        else:
+            key = (chunk.start, chunk.length)
+        keyed.setdefault(key, []).append(i)
+    return list(keyed.values())
+
+
+def _bucket(pages: int) -> int:
+    """1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, …: four steps an octave."""
+    step = max(1, 1 << max(0, (pages - 1).bit_length() - 3))
+    return -(-pages // step) * step
+
+
+def _paged_group(
+    chunks: list[Chunk],
+    firsts: list[int] | None,
+    page_size: int,
+    pattern: Pattern,
+    device: torch.device | str,
+) -> Group:
+    t = chunks[0].length
+    ends = [chunk.start + t for chunk in chunks]
+    s = max(ends)
+    n_pages = pages_for(s, page_size)
+    tables = [
+        [*chunk.pages[:n_pages], *[NULL_PAGE] * (n_pages - len(chunk.pages))] for chunk in chunks
+    ]
+    first_slot = None
+    if len(chunks) == 1 and tables[0] == list(range(tables[0][0], tables[0][0] + n_pages)):
+        first_slot = tables[0][0] * page_size
+
+    fresh = isinstance(pattern, Causal) and all(chunk.start == 0 for chunk in chunks)
+    sees_all = isinstance(pattern, Causal) and t == 1 and min(ends) == s
+    mask = None
+    if not fresh and not sees_all:
+        starts = torch.tensor([chunk.start for chunk in chunks], device=device)
+        offsets = torch.arange(t, device=device)[:, None]
+        q_pos = starts[:, None, None, None] + offsets  # (b, 1, t, 1)
+        mask = pattern.allowed(q_pos, torch.arange(s, device=device))  # (b, 1, t, s)
+
+    rows = None
+    if firsts is not None:
+        rows = (torch.tensor(firsts)[:, None] + torch.arange(t)).flatten().to(device)
+    return Group(
+        len(chunks), t, s,
+        rows=rows,
+        causal=fresh,
+        mask=mask,
+        pages=torch.tensor(tables, device=device),
+        first_slot=first_slot,
+    )  # fmt: skip

@@ -1,0 +1,162 @@
+"""The `antiphon sample` command: text from a model on this machine, printed as it is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from gpt.params import SamplingParams, random_seed
+
+EXAMPLES = """\
+examples:
+  antiphon sample runs/shakespeare-tiny/model --prompt "ROMEO:"
+  antiphon sample runs/shakespeare-tiny/model --prompt "ROMEO:" --temperature 0.8 --top-k 50
+  --seed 1 antiphon sample runs/shakespeare-tiny/checkpoints/last.ckpt --num-samples 3
+  --max-tokens 100 echo "Once more" | antiphon sample runs/shakespeare-tiny/model --prompt -
+"""
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `SamplingParams`, for every command that makes text."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens to make (default: fill the context)",
+    )
+    group.add_argument(
+        "--temperature", type=float, default=1.0, metavar="X",
+        help="below 1 is bolder about what is likely, above 1 more random, 0 always takes the most "
+        "likely token (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--top-k", type=int, default=0, metavar="N",
+        help="choose among the N most likely tokens only (default: 0, all)",
+    )  # fmt: skip
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="X",
+        help="choose among the most likely tokens that together have probability X (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT",
+        help="end the text before TEXT; may be given several times",
+    )  # fmt: skip
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="the same seed makes the same text (default: random)"
+    )
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Raises SamplingError that lists every value out of range."""
+    return SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        max_tokens=args.max_tokens,
+        stop=tuple(args.stop),
+        seed=random_seed() if args.seed is None else args.seed,
+    )
+
+
+def read_prompt(given: str | None) -> str:
+    """The --prompt flag: text, `-` for standard input, or nothing."""
+    return sys.stdin.read() if given == "-" else given or ""
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Continue a prompt with a trained model, printing the text as it is made.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="a model folder, run folder or .ckpt file")
+    parser.add_argument(
+        "--prompt", metavar="TEXT",
+        help="text to continue; - reads it from standard input (default: start a new document)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--num-samples", type=int, default=1, metavar="N", help="texts to make (default: 1)"
+    )
+    add_sampling_arguments(parser)
+    group = parser.add_argument_group("machine")
+    group.add_argument(
+        "--device", default="cpu", help="where to run: cpu, cuda, mps (default: cpu)"
+    )
+    group.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float64"],
+        help="precision of weights and cache (default: float32)",
+    )  # fmt: skip
+    group.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads (default: torch's own)"
+    )
+    return parser
+
+
+def main(argv: list[str], prog: str = "antiphon sample") -> int:
+    parser = build_parser(prog)
+    args = parser.parse_args(argv)
+    if args.num_samples < 1:
+        parser.error(f"--num-samples is {args.num_samples}, but must be at least 1")
+    params = sampling_params(args)
+    prompt = read_prompt(args.prompt)
+
+    import torch  # after the arguments are known to be good: this takes seconds
+
+    from gpt.checkpoint import load_model
+    from gpt.device import check_device
+
+    device = check_device(args.device)
+    if args.threads is not None:
+        if args.threads < 1:
+            parser.error(f"--threads is {args.threads}, but must be at least 1")
+        torch.set_num_threads(args.threads)
+    dtype = getattr(torch, args.dtype)
+    loaded = load_model(args.model, device=device, dtype=dtype)
+
+    from gpt.generate import generate
+
+    pieces = generate(
+        loaded.model,
+        loaded.tokenizer,
+        prompt,
+        params,
+        num_samples=args.num_samples,
+        dtype=dtype,
+        device=device,
+    )
+    write = _writer()
+    texts = ["" for _ in range(args.num_samples)]
+    done = [False] * args.num_samples
+    shown = 0
+    # Samples are made side by side. The first unfinished one streams, the others wait their turn.
+    for piece in pieces:
+        if piece.choice == shown:
+            if not texts[shown] and not done[shown]:
+                _headline(write, shown, args.num_samples, prompt)
+            write(piece.text)
+        texts[piece.choice] += piece.text or ""
+        done[piece.choice] = piece.finish_reason is not None
+        while shown < args.num_samples and done[shown]:
+            write("\n")
+            shown += 1
+            if shown < args.num_samples and texts[shown]:
+                _headline(write, shown, args.num_samples, prompt)
+                write(texts[shown])
+    return 0
+
+
+def _headline(write: Callable[[str], None], index: int, count: int, prompt: str) -> None:
+    if count > 1:
+        write(f"--- {index + 1} of {count} ---\n")
+    write(prompt)
+
+
+def _writer() -> Callable[[str], None]:
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    return write

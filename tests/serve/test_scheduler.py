@@ -1,0 +1,224 @@
+"""The scheduler alone: its "model" is a loop that counts tokens as computed and adds new ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+
+from gpt.pages import PageAllocator
+from gpt.params import SamplingParams
+from gpt.sequence import Sequence
+from serve.scheduler import PoolTooSmallError, QueueFullError, Scheduler
+
+EOT = 0
+
+
+def sequence(prompt: int, max_tokens: int) -> Sequence:
+    return Sequence.start(
+        [1] * prompt,
+        SamplingParams(max_tokens=max_tokens, seed=0),
+        block_size=1000,
+        n_vocab=10,
+        eot=EOT,
+    )
+
+
+def scheduler(
+    *, pages: int = 100, page_size: int = 4, running: int = 4, waiting: int = 100, chunk: int = 8
+) -> Scheduler:
+    return Scheduler(
+        PageAllocator(pages + 1, page_size),
+        max_running=running,
+        max_waiting=waiting,
+        prefill_chunk=chunk,
+    )
+
+
+def run(it: Scheduler) -> dict[Sequence, int]:
+    """One step as the engine does it; returns what was run."""
+    work = it.schedule()
+    it.check_integrity()
+    assert sum(n for _, n in work) <= it.token_budget
+    for seq, n in work:
+        assert 1 <= n <= seq.pending
+        seq.computed += n
+        assert len(seq.pages) * it.pages.page_size >= seq.computed
+        if seq.pending == 0:
+            seq.ids.append(1)
+            if seq.full:
+                assert it.finish(seq)
+    it.check_integrity()
+    return dict(work)
+
+
+def test_a_lone_prompt_is_cut_at_multiples_of_the_chunk() -> None:
+    it = scheduler(chunk=8)
+    seq = sequence(prompt=19, max_tokens=3)
+    it.add(seq)
+    assert [run(it)[seq] for _ in range(5)] == [8, 8, 3, 1, 1]
+    assert len(it) == 0
+    assert it.schedule() == []
+
+
+def test_decodes_come_first_and_prompts_keep_their_borders_in_company() -> None:
+    it = scheduler(chunk=8, running=4)
+    streaming = sequence(prompt=1, max_tokens=50)
+    it.add(streaming)
+    run(it)
+    long, longer = sequence(prompt=20, max_tokens=1), sequence(prompt=30, max_tokens=1)
+    it.add(long)
+    it.add(longer)
+    steps = [run(it) for _ in range(7)]
+    assert all(step[streaming] == 1 for step in steps), "a stream never waits for a prompt"
+    # Budget 12: beside a decode and a chunk of 8, no second whole chunk fits until `long` is done.
+    assert [step.get(long) for step in steps] == [8, 8, 4, None, None, None, None]
+    assert [step.get(longer) for step in steps] == [None, None, None, 8, 8, 8, 6]
+
+
+def test_small_prompts_share_a_step() -> None:
+    it = scheduler(chunk=8, running=4)
+    small = [sequence(prompt=3, max_tokens=2) for _ in range(4)]
+    for seq in small:
+        it.add(seq)
+    assert run(it) == dict.fromkeys(small, 3)
+
+
+def test_no_more_than_max_running_run_and_the_rest_come_in_order() -> None:
+    it = scheduler(running=2)
+    seqs = [sequence(prompt=2, max_tokens=2) for _ in range(5)]
+    for seq in seqs:
+        it.add(seq)
+    order = []
+    while len(it):
+        work = run(it)
+        assert len(work) <= 2
+        order += [seq for seq in work if seq not in order]
+    assert order == seqs
+
+
+def test_the_queue_is_bounded() -> None:
+    it = scheduler(running=2, waiting=3)
+    for _ in range(5):
+        it.add(sequence(1, 5))
+    with pytest.raises(QueueFullError, match=r"5 requests .* at most 5"):
+        it.add(sequence(1, 5))
+    it.finish(it.waiting[0])
+    it.add(sequence(1, 5))
+
+
+def test_a_request_that_could_never_fit_is_refused_at_once() -> None:
+    it = scheduler(pages=3, page_size=4)
+    it.add(sequence(prompt=4, max_tokens=9))  # 12 tokens in the cache: the last is never stored
+    with pytest.raises(PoolTooSmallError, match=r"13 tokens of cache.*holds 12"):
+        it.add(sequence(prompt=4, max_tokens=10))
+    assert len(it) == 1
+
+
+def test_out_of_pages_the_latest_is_preempted_and_comes_back() -> None:
+    it = scheduler(pages=4, page_size=4, chunk=8)
+    old, young = sequence(prompt=6, max_tokens=8), sequence(prompt=6, max_tokens=8)
+    it.add(old)
+    it.add(young)
+    assert run(it) == {old: 6, young: 6}
+    while old in it.running:
+        run(it)
+        if young in it.waiting:
+            assert (young.computed, young.pages) == (0, [])
+    assert it.preemptions == 1
+    made = young.output_len
+    assert made > 0
+    work = run(it)
+    assert work == {young: min(8, 6 + made)}, "what it had made is computed again with the prompt"
+    while len(it):
+        run(it)
+    assert old.full
+    assert young.full
+    assert it.pages.used == 0
+
+
+def test_finish_is_idempotent_and_frees_waiting_and_running_alike() -> None:
+    it = scheduler(running=1)
+    first, second = sequence(9, 5), sequence(9, 5)
+    it.add(first)
+    it.add(second)
+    run(it)
+    assert it.finish(first)
+    assert it.finish(second)
+    assert not it.finish(first)
+    assert (len(it), it.pages.used) == (0, 0)
+    it.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"max_running": 0}, "max_running"),
+        ({"max_waiting": -1}, "max_waiting"),
+        ({"prefill_chunk": 0}, "prefill_chunk"),
+        ({"token_budget": 11}, "budget"),
+    ],
+)
+def test_settings_that_could_stall_are_refused(bad: dict[str, int], message: str) -> None:
+    settings = {"max_running": 4, "max_waiting": 4, "prefill_chunk": 8, **bad}
+    with pytest.raises(ValueError, match=message):
+        Scheduler(PageAllocator(9, 4), **settings)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Any order of add, cancel and step, on a pool small enough to preempt all the time."""
+
+    held = Bundle("held")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.it = scheduler(pages=7, page_size=2, running=3, waiting=4, chunk=3)
+
+    @rule(target=held, prompt=st.integers(1, 9), max_tokens=st.integers(1, 9))
+    def add(self, prompt: int, max_tokens: int) -> object:
+        seq = sequence(prompt, max_tokens)
+        fits = prompt + max_tokens - 1 <= 14
+        room = len(self.it) < 7
+        try:
+            self.it.add(seq)
+        except PoolTooSmallError:
+            assert not fits
+        except QueueFullError:
+            assert fits
+            assert not room
+        else:
+            assert fits
+            assert room
+            return seq
+        return multiple()
+
+    @rule(seq=held)
+    def cancel(self, seq: Sequence) -> None:
+        was_held = seq in self.it.running or seq in self.it.waiting
+        assert self.it.finish(seq) == was_held
+
+    @rule()
+    def step(self) -> None:
+        oldest = next(iter([*self.it.running, *self.it.waiting]), None)
+        work = run(self.it)
+        assert oldest is None or oldest in work, "the oldest makes progress in every step"
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        self.it.check_integrity()
+
+    def teardown(self) -> None:
+        left = [*self.it.running, *self.it.waiting]
+        for _ in range(9 * 9 * 9):
+            if not len(self.it):
+                break
+            run(self.it)
+        assert all(seq.full for seq in left), "everyone finishes"
+        assert self.it.pages.used == 0
+
+
+Interleavings.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+)
+TestInterleavings = Interleavings.TestCase

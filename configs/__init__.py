@@ -1,0 +1,1 @@
+"""The shipped configs; a package (`gpt.configs`) so that an installed copy has them too."""

@@ -191,7 +191,7 @@ def _read_folder(folder: Path, given: Path) -> tuple[dict[str, Any], dict[str, T
         payload = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{folder / CONFIG_FILE} is not JSON: {error}") from None
-    _check_format(payload, folder / CONFIG_FILE)
+    payload = _check_format(payload, folder / CONFIG_FILE)
     try:
         return payload, load_file(folder / WEIGHTS_FILE)
     except (SafetensorError, OSError) as error:
@@ -205,8 +205,8 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except Exception as error:  # noqa: BLE001
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise CheckpointError(f"{path} is no readable checkpoint: {reason[0]}") from None
-    payload = checkpoint.get(PAYLOAD_KEY) if isinstance(checkpoint, dict) else None
-    _check_format(payload, path)
+    found = checkpoint.get(PAYLOAD_KEY) if isinstance(checkpoint, dict) else None
+    payload = _check_format(found, path)
     state = {
         key.removeprefix(WEIGHTS_PREFIX): value
         for key, value in checkpoint["state_dict"].items()
@@ -215,13 +215,14 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return payload, state
 
 
-def _check_format(payload: Any, path: Path) -> None:
+def _check_format(payload: Any, path: Path) -> dict[str, Any]:
     found = payload.get("format") if isinstance(payload, dict) else None
     if found != FORMAT:
         raise CheckpointError(
             f"{path} was not written by Antiphon, or by another version: its format is {found!r}, "
             f"this version reads {FORMAT!r}"
         )
+    return dict(payload)
 
 
 def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:

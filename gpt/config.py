@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from gpt.errors import ConfigError
+from gpt.patterns import parse_pattern
 
 Position = Literal["rotary", "learned"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -108,14 +109,14 @@ class GPTConfig:
             raise ConfigError(
                 f"head_dim is {self.head_width}, but rotary positions need an even one"
             )
-        for name, kind in (
+        for name, choices in (
             ("position", Position),
             ("norm", Norm),
             ("norm_place", NormPlace),
             ("mlp", MLPKind),
         ):
-            if getattr(self, name) not in get_args(kind):
-                allowed = ", ".join(get_args(kind))
+            if getattr(self, name) not in get_args(choices):
+                allowed = ", ".join(get_args(choices))
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}, but must be one of {allowed}"
                 )
@@ -132,14 +133,7 @@ class GPTConfig:
                 raise ConfigError(
                     f"{name} is {value}, but must be a finite number above 0 (or null)"
                 )
-        kind, _, argument = self.pattern.partition(":")
-        if not (
-            self.pattern == "causal"
-            or (kind == "window" and argument.isdecimal() and int(argument))
-        ):
-            raise ConfigError(
-                f"pattern is {self.pattern!r}, but must be 'causal' or 'window:N' with N at least 1"
-            )
+        parse_pattern(self.pattern)
 
     @property
     def kv_heads(self) -> int:

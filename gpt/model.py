@@ -37,7 +37,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.up(x)  # (..., F) or (..., 2F)
+        h: Tensor = self.up(x)  # (..., F) or (..., 2F)
         if self.kind == "gelu":
             h = F.gelu(h, approximate="tanh")
         elif self.kind == "relu2":
@@ -69,10 +69,14 @@ class Block(nn.Module):
         cache: LayerCache | None,
     ) -> Tensor:
         if self.pre:
-            x = x + self.drop(self.attn(self.norm_attn(x), rotary, plan, cache)) * self.scale
-            return x + self.drop(self.mlp(self.norm_mlp(x))) * self.scale
-        x = self.norm_attn(x + self.drop(self.attn(x, rotary, plan, cache)) * self.scale)
-        return self.norm_mlp(x + self.drop(self.mlp(x)) * self.scale)  # type: ignore[no-any-return]
+            x = self.add(x, self.attn(self.norm_attn(x), rotary, plan, cache))
+            return self.add(x, self.mlp(self.norm_mlp(x)))
+        x = self.norm_attn(self.add(x, self.attn(x, rotary, plan, cache)))
+        x = self.norm_mlp(self.add(x, self.mlp(x)))
+        return x
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.add(x, self.drop(branch), alpha=self.scale)
 
 
 class GPT(nn.Module):

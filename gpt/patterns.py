@@ -8,11 +8,12 @@ fused causal kernel cannot be used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from gpt.errors import ConfigError
+
+if TYPE_CHECKING:  # reading a configuration checks its pattern, and should not cost a torch import
+    from torch import Tensor
 
 
 class Pattern(Protocol):

@@ -71,7 +71,7 @@ def sample(logits: Tensor, draws: Seq[Draw]) -> list[int]:
         tokens[where] = torch.where(
             tokens[where] == NOT_FINITE, NOT_FINITE, _draw(logits[where], drawn)
         )
-    return tokens.tolist()  # type: ignore[no-any-return]
+    return tokens.tolist()
 
 
 def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:

@@ -1,0 +1,109 @@
+"""An independent reference: a GPT in float64 numpy, written from the formulas with plain loops.
+
+Nothing here is shared with the package but the configuration, so a fault of ours cannot hide in
+both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gpt.config import GPTConfig
+
+
+def may_look(pattern: str, q: int, k: int) -> bool:
+    if k > q:
+        return False
+    return pattern == "causal" or q - k < int(pattern.removeprefix("window:"))
+
+
+def attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, pattern: str, q_start: int = 0
+) -> np.ndarray:
+    """(t, H, D) queries at positions q_start and up against (s, K, D) keys at 0 and up."""
+    t, H, D = q.shape
+    s, K, _ = k.shape
+    out = np.zeros((t, H, D))
+    for i in range(t):
+        for h in range(H):
+            kv = h // (H // K)
+            seen = [j for j in range(s) if may_look(pattern, q_start + i, j)]
+            scores = [scale * math.fsum(q[i, h] * k[j, kv]) for j in seen]
+            weights = np.exp(np.array(scores) - max(scores))
+            weights /= weights.sum()
+            out[i, h] = sum(w * v[j, kv] for w, j in zip(weights, seen, strict=True))
+    return out
+
+
+def turn(x: np.ndarray, base: float) -> np.ndarray:
+    """Rotary positions by complex numbers: pair (i, i + D/2) is one, turned by its angle."""
+    T, _, D = x.shape
+    z = x[..., : D // 2] + 1j * x[..., D // 2 :]
+    angles = np.arange(T)[:, None, None] * base ** (-2.0 * np.arange(D // 2) / D)
+    z = z * np.exp(1j * angles)
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
+def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
+    """(T, V) logits of a GPT with these weights, dropout off."""
+    H, K, D = config.n_head, config.kv_heads, config.head_width
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        y = x @ state[f"{name}.weight"].T
+        return y + state[f"{name}.bias"] if config.bias else y
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        weight = state[f"{name}.weight"]
+        if config.norm == "rmsnorm":
+            return rms(x, weight, config.norm_eps)
+        centred = x - x.mean(-1, keepdims=True)
+        y = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_eps) * weight
+        return y + state[f"{name}.bias"] if config.bias else y
+
+    def attend(x: np.ndarray, name: str) -> np.ndarray:
+        qkv = linear(x, f"{name}.qkv").reshape(len(ids), H + 2 * K, D)
+        q, k, v = qkv[:, :H], qkv[:, H : H + K], qkv[:, H + K :]
+        if config.qk_norm:
+            q = rms(q, state[f"{name}.q_norm.weight"], config.norm_eps)
+            k = rms(k, state[f"{name}.k_norm.weight"], config.norm_eps)
+        if config.position == "rotary":
+            q, k = turn(q, config.rope_base), turn(k, config.rope_base)
+        scale = config.attn_scale or 1 / math.sqrt(D)
+        return linear(
+            attention(q, k, v, scale, config.pattern).reshape(len(ids), H * D), f"{name}.out"
+        )
+
+    def mlp(x: np.ndarray, name: str) -> np.ndarray:
+        h = linear(x, f"{name}.up")
+        if config.mlp == "gelu":
+            h = 0.5 * h * (1 + np.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        elif config.mlp == "relu2":
+            h = np.where(h > 0, h, 0) ** 2
+        else:
+            gate, h = np.split(h, 2, axis=-1)
+            h = gate / (1 + np.exp(-gate)) * h
+        return linear(h, f"{name}.down")
+
+    x = state["embed.weight"][ids]
+    if config.position == "learned":
+        x = x + state["embed_pos.weight"][: len(ids)]
+    for i in range(config.n_layer):
+        block = f"blocks.{i}"
+        if config.norm_place == "pre":
+            x = x + config.residual_scale * attend(norm(x, f"{block}.norm_attn"), f"{block}.attn")
+            x = x + config.residual_scale * mlp(norm(x, f"{block}.norm_mlp"), f"{block}.mlp")
+        else:
+            x = norm(x + config.residual_scale * attend(x, f"{block}.attn"), f"{block}.norm_attn")
+            x = norm(x + config.residual_scale * mlp(x, f"{block}.mlp"), f"{block}.norm_mlp")
+    if config.norm_place == "pre":
+        x = norm(x, "norm")
+    logits = x @ state["head.weight"].T
+    if config.logit_softcap:
+        logits = config.logit_softcap * np.tanh(logits / config.logit_softcap)
+    return logits

@@ -1,0 +1,58 @@
+"""Hypothesis strategies for small models and for the ways to cut their input."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from gpt.config import GPTConfig
+from gpt.model import GPT
+
+BLOCK_SIZE = 24
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> GPTConfig:
+    """Any architecture, small. Weights start large so that attention is far from uniform."""
+    n_kv_head = draw(st.sampled_from([1, 2, 4]))
+    return GPTConfig(
+        vocab_size=draw(st.sampled_from([17, 32])),
+        block_size=BLOCK_SIZE,
+        n_layer=draw(st.integers(1, 2)),
+        n_head=n_kv_head * draw(st.sampled_from([1, 2])),
+        n_kv_head=n_kv_head,
+        d_model=16,
+        head_dim=draw(st.sampled_from([2, 4, 8])),
+        d_ff=draw(st.sampled_from([None, 24])),
+        position=draw(st.sampled_from(["rotary", "learned"])),
+        pattern=draw(st.sampled_from(["causal", "window:1", "window:4", "window:100"])),
+        norm=draw(st.sampled_from(["rmsnorm", "layernorm"])),
+        norm_place=draw(st.sampled_from(["pre", "post"])),
+        mlp=draw(st.sampled_from(["gelu", "swiglu", "relu2"])),
+        bias=draw(st.booleans()),
+        tie_embeddings=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        attn_scale=draw(st.sampled_from([None, 0.3])),
+        residual_scale=draw(st.sampled_from([1.0, 0.5])),
+        logit_softcap=draw(st.sampled_from([None, 5.0])),
+        init_std=0.4,
+    )
+
+
+def build(config: GPTConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> GPT:
+    """A model with random weights everywhere, biases and norms too."""
+    torch.manual_seed(seed)
+    model = GPT(config).to(dtype).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@st.composite
+def cuts(draw: st.DrawFn, length: int) -> list[int]:
+    """A way to cut `length` tokens into consecutive chunks."""
+    borders = draw(st.sets(st.integers(1, length - 1))) if length > 1 else set()
+    ends = [*sorted(borders), length]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,0 +1,125 @@
+"""Where text may be cut before it reaches the tokenizer, so that any amount of it can be encoded.
+
+A tiktoken encoding first splits text into pieces by a regular expression, then merges bytes within
+each piece; nothing merges across the border of two pieces. Text that is cut at such a border
+therefore gives the same ids as the whole, and a file of any size can be encoded bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import regex
+
+from gpt.errors import TokenizerError
+
+GPT4_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+"""The split of GPT-4's tokenizer: words with the space before them, at most three digits together,
+runs of punctuation, line ends. Every character belongs to some piece."""
+
+CHAR_PATTERN = r"(?s:.)"
+"""Every character is a piece of its own."""
+
+SEGMENT = 1 << 18
+"""Most characters that are handed to tiktoken at once."""
+
+MAX_PIECE = 1 << 13
+"""A piece at least twice as long as this is cut into bits of this many characters."""
+
+# Borders that hold in GPT-2's split and all its descendants, whatever stands around them: before a
+# blank that follows something visible, and after a word unless an apostrophe or more of it follows.
+_BORDER = regex.compile(r"(?<=\S) |(?<=\p{L})[^\p{L}\p{M}\p{N}']")
+_LAST_BORDER = regex.compile(rf"(?r){_BORDER.pattern}")
+
+# Something of every branch that a split pattern may have: a pattern must not lose any of it.
+_PROBE = "It's 12345 naïve\tcafés…  \r\n\n 漢字、かな ﷺ e\u0301 🙂\u200d !?\x00\x1f\x85\u2028_x \n"
+
+
+class Splitter:
+    """One split pattern and the cuts that go with it.
+
+    Exact for patterns without look-behind that, like GPT-2's and all since, never join a word or a
+    visible character with the blank after it. `CHAR_PATTERN` may be cut anywhere.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        """Raises TokenizerError for a pattern that is not one, or that drops some text."""
+        try:
+            self._compiled = regex.compile(pattern)
+        except (regex.error, TypeError) as error:
+            raise TokenizerError(f"the split pattern {pattern!r} is not valid: {error}") from None
+        if "".join(self.pieces(_PROBE)) != _PROBE:
+            raise TokenizerError(
+                f"the split pattern {pattern!r} leaves some characters out; every character must "
+                r"belong to a piece (end the pattern with |\s+|.)"
+            )
+        self.pattern = pattern
+        self.by_character = pattern == CHAR_PATTERN
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """The pieces of `text` in order. Bytes merge within a piece only."""
+        return (match.group() for match in self._compiled.finditer(text))
+
+    def segments(self, chunks: Iterable[str]) -> Iterator[str]:
+        """The same text in segments that can be encoded one by one.
+
+        The ids do not depend on how the text came in chunks, and for ordinary text they are those
+        of the whole at once. The one exception is a piece of `2 * MAX_PIECE` characters or more
+        (thousands of letters without a blank or punctuation, or nothing but blanks): it is cut,
+        because the regular expression engine overflows its stack on blanks by the million, and in
+        some versions of tiktoken the time to merge a piece grows with its length squared.
+        """
+        for window in self._windows(chunks):
+            yield from self._without_long_pieces(window)
+
+    def _windows(self, chunks: Iterable[str]) -> Iterator[str]:
+        held: list[str] = []
+        size = 0
+        for chunk in chunks:
+            held.append(chunk)
+            size += len(chunk)
+            if size <= SEGMENT:
+                continue
+            text = "".join(held)
+            start = 0
+            # One character beyond the segment is in view, so that a border at its end is seen.
+            while len(text) - start > SEGMENT:
+                cut = start + self._cut(text[start : start + SEGMENT + 1])
+                yield text[start:cut]
+                start = cut
+            held = [text[start:]]
+            size = len(text) - start
+        if size:
+            yield "".join(held)
+
+    def _cut(self, window: str) -> int:
+        """Where to cut a window of SEGMENT + 1 characters: at the last border, 1 to SEGMENT."""
+        if self.by_character:
+            return SEGMENT
+        if border := _LAST_BORDER.search(window):
+            return int(border.start())
+        cut = SEGMENT  # in the midst of a piece, where nothing better is found
+        for match in self._compiled.finditer(window):
+            if 0 < match.start() <= SEGMENT and not window[match.start() - 1].isspace():
+                cut = match.start()
+        return cut
+
+    def _without_long_pieces(self, segment: str) -> Iterator[str]:
+        blocks = range(0, len(segment) - MAX_PIECE + 1, MAX_PIECE)
+        # A piece of twice the length covers a whole aligned block, and no border can be in there.
+        if self.by_character or all(_BORDER.search(segment, i, i + MAX_PIECE) for i in blocks):
+            yield segment
+            return
+        start = 0
+        for match in self._compiled.finditer(segment):
+            if match.end() - match.start() >= 2 * MAX_PIECE:
+                if match.start() > start:
+                    yield segment[start : match.start()]
+                for i in range(match.start(), match.end(), MAX_PIECE):
+                    yield segment[i : min(i + MAX_PIECE, match.end())]
+                start = match.end()
+        if start < len(segment):
+            yield segment[start:]

@@ -54,14 +54,14 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Use a trained model": {
         "sample": Command(
-            "gpt.generate:main",
+            "gpt.sample:main",
             "write text with a model, here in this process",
-            ("sample runs/demo/model --prompt 'ROMEO:'",),
+            ("sample runs/shakespeare-tiny/model --prompt 'ROMEO:'",),
         ),
         "serve": Command(
             "serve.server:main",
             "answer gRPC requests with a model",
-            ("serve runs/demo/model --port 50051",),
+            ("serve runs/shakespeare-tiny/model --port 50051",),
         ),
         "generate": Command(
             "serve.client:main",

@@ -1,0 +1,313 @@
+"""Engine: the one thread that owns torch. Schedule, step, hand out what was made; nothing else.
+
+    submit ──▶ Scheduler ──▶ work ──▶ gpt.generate.step ──▶ TextStream ──▶ Reply (event loop)
+                   ▲                          │
+                   └──── finish, preempt ◀────┘
+
+The scheduler is guarded by a lock that is never held during a step, so `submit` answers at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+from asyncio import AbstractEventLoop
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gpt.cache import PAGE_SIZE, KVCache
+from gpt.generate import NOT_FINITE, PREFILL_CHUNK, Model, step
+from gpt.pages import PageAllocator
+from gpt.sequence import Sequence
+from gpt.stream import TextStream
+from gpt.tokenizer import Tokenizer
+from serve.memory import size_pool
+from serve.reply import EngineStoppedError, Finish, GenerationFailedError, Reply
+from serve.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class ServedModel(Model, Protocol):
+    """What serving needs of a model; `gpt.model.GPT` is one."""
+
+    def num_params(self) -> int: ...
+
+
+@dataclass(eq=False)
+class _Request:
+    """A sequence with its text and where that goes. Times are of `time.monotonic`."""
+
+    sequence: Sequence
+    text: TextStream
+    reply: Reply
+    arrived: float
+    started: float = 0.0
+    first_token: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Event:
+    """What a step made for one request; `end` when that was the last."""
+
+    request: _Request
+    text: str = ""
+    token: int | None = None
+    end: Finish | Exception | None = None
+
+
+def _deliver(events: list[_Event]) -> None:
+    for event in events:
+        event.request.reply.deliver(event.text, event.token, event.end)
+
+
+class Engine:
+    """Serves one model to many requests at once.
+
+    Args:
+        model: any object with the model's interface.
+        name: what the model is called to clients.
+        max_running: most sequences in one step.
+        max_waiting: how many requests may wait beyond those.
+        n_pages: size of the KV cache in pages, the null page included; None sizes it for
+            `max_running` full contexts within `kv_bytes`.
+        kv_bytes: byte budget of the cache; None takes a share of the free memory.
+        page_size: tokens a page holds.
+        prefill_chunk: most prompt tokens of one sequence in one step.
+        dtype, device: of the cache; the model's own.
+        check_every_step: verify pages and queues after every step, not only when idle.
+
+    Attributes:
+        ended: done when the engine's thread is; holds the exception if the engine itself failed.
+
+    Raises:
+        ServerError: the cache cannot hold even one full context.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        max_running: int = 32,
+        max_waiting: int = 256,
+        n_pages: int | None = None,
+        kv_bytes: int | None = None,
+        page_size: int = PAGE_SIZE,
+        prefill_chunk: int = PREFILL_CHUNK,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        check_every_step: bool = False,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.dtype = dtype
+        self.ended: Future[None] = Future()
+        if n_pages is None:
+            pool = size_pool(
+                model.config,
+                page_size=page_size,
+                dtype=dtype,
+                device=torch.device(device),
+                max_running=max_running,
+                budget=kv_bytes,
+            )
+            log.info("KV cache: %s", pool)
+            n_pages = pool.n_pages
+        self._cache = KVCache(model.config, n_pages, page_size, dtype=dtype, device=device)
+        self._wake = threading.Condition()  # guards everything below
+        self._scheduler = Scheduler(
+            PageAllocator(n_pages, page_size),
+            max_running=max_running,
+            max_waiting=max_waiting,
+            prefill_chunk=prefill_chunk,
+        )
+        self._requests: dict[Sequence, _Request] = {}
+        self._cancelled: list[Sequence] = []
+        self._stopping = False
+        self._check_every_step = check_every_step
+        self._ids = itertools.count(1)
+        self._id_prefix = secrets.token_hex(4)
+        self._thread = threading.Thread(target=self._run, name="antiphon-engine", daemon=True)
+
+    # What other threads may call
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the step that is running; requests still held get EngineStoppedError."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, sequence: Sequence) -> Reply:
+        """Take a new sequence. Called in an event loop, to which the reply then belongs.
+
+        Raises:
+            QueueFullError: as many as allowed are held already.
+            PoolTooSmallError: the cache could never hold it.
+            EngineStoppedError: the engine has ended.
+        """
+        reply = Reply(
+            f"{self._id_prefix}-{next(self._ids)}",
+            sequence.prompt_len,
+            sequence.params.seed,
+            cancel=lambda: self._cancel(sequence),
+        )
+        text = TextStream(self.tokenizer, sequence.params.stop)
+        with self._wake:
+            if self._stopping or self.ended.done():
+                raise EngineStoppedError("the server is shutting down")
+            self._scheduler.add(sequence)
+            self._requests[sequence] = _Request(sequence, text, reply, time.monotonic())
+            self._wake.notify()
+        return reply
+
+    @property
+    def held(self) -> int:
+        """Requests running or waiting."""
+        with self._wake:
+            return len(self._scheduler)
+
+    @property
+    def capacity(self) -> int:
+        """Most requests held at once."""
+        return self._scheduler.capacity
+
+    @property
+    def pages_used(self) -> int:
+        """Pages of the cache that sequences hold now."""
+        with self._wake:
+            return self._scheduler.pages.used
+
+    @property
+    def preemptions(self) -> int:
+        """How often a sequence had to give up its pages since the start."""
+        with self._wake:
+            return self._scheduler.preemptions
+
+    def _cancel(self, sequence: Sequence) -> None:
+        with self._wake:
+            if sequence in self._requests:
+                self._cancelled.append(sequence)
+                self._wake.notify()
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            while (work := self._next_work()) is not None:
+                self._emit(self._step(work))
+        except BaseException as error:
+            # Not one request's fault but the engine's own; whoever watches `ended` must know.
+            log.critical("the engine failed", exc_info=True)
+            self._end(GenerationFailedError("the engine failed; see the server's log"))
+            self.ended.set_exception(error)
+        else:
+            self._end(EngineStoppedError("the server shut down before the text was complete"))
+            self.ended.set_result(None)
+
+    def _next_work(self) -> list[tuple[Sequence, int]] | None:
+        """Wait until there is work. None: the engine is to end."""
+        with self._wake:
+            while not self._stopping:
+                for sequence in self._cancelled:
+                    self._forget(sequence)
+                self._cancelled.clear()
+                work = self._scheduler.schedule()
+                if self._check_every_step or not work:
+                    self._scheduler.check_integrity()
+                if work:
+                    now = time.monotonic()
+                    for sequence, _ in work:
+                        request = self._requests[sequence]
+                        request.started = request.started or now
+                    return work
+                self._wake.wait()
+            return None
+
+    def _step(self, work: list[tuple[Sequence, int]]) -> list[_Event]:
+        """Run the work and return what it made. Requests that are over hold nothing any more."""
+        try:
+            results = step(self.model, self._cache, work, n_vocab=self.tokenizer.n_vocab)
+        except BaseException:  # whatever it was, only these requests are touched
+            log.exception("a step over %d requests failed", len(work))
+            failed = GenerationFailedError("the model failed in a step that ran this request")
+            for sequence, _ in work:
+                self._cache.scrub(sequence.pages)  # what the step left there may not be numbers
+            events = [_Event(self._requests[sequence], end=failed) for sequence, _ in work]
+        else:
+            now = time.monotonic()
+            events = [
+                self._take(self._requests[sequence], token, now)
+                for (sequence, _), token in zip(work, results, strict=True)
+                if token is not None
+            ]
+        self._close([event.request for event in events if event.end is not None])
+        return events
+
+    def _take(self, request: _Request, token: int, now: float) -> _Event:
+        """The token that a step made, as text."""
+        if token == NOT_FINITE:
+            log.error("request %s: its logits are not finite", request.reply.request_id)
+            reason = "the model's logits for this request are not finite numbers"
+            return _Event(request, end=GenerationFailedError(reason))
+        request.first_token = request.first_token or now
+        try:
+            text = request.text.push(token, last=request.sequence.full)
+        except BaseException:  # a panic of the tokenizer is no Exception
+            log.exception("request %s: token %d has no text", request.reply.request_id, token)
+            return _Event(request, end=GenerationFailedError(f"token {token} has no text"))
+        if request.text.finish_reason is None:
+            return _Event(request, text, token)
+        sequence = request.sequence
+        finish = Finish(
+            reason=request.text.finish_reason,
+            matched_stop=request.text.matched_stop,
+            prompt_tokens=sequence.prompt_len,
+            completion_tokens=sequence.output_len,
+            seed=sequence.params.seed,
+            queue_seconds=request.started - request.arrived,
+            prefill_seconds=request.first_token - request.started,
+            decode_seconds=now - request.first_token,
+        )
+        return _Event(request, text, token, finish)
+
+    def _close(self, requests: list[_Request]) -> None:
+        with self._wake:
+            for request in requests:
+                self._forget(request.sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        if self._requests.pop(sequence, None) is not None:
+            self._scheduler.finish(sequence)
+
+    def _emit(self, events: list[_Event]) -> None:
+        """One wake-up per event loop and step, however many requests it concerns."""
+        loops: dict[AbstractEventLoop, list[_Event]] = {}
+        for event in events:
+            loops.setdefault(event.request.reply.loop, []).append(event)
+        for loop, batch in loops.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, batch)
+            except RuntimeError:  # the loop is closed: nobody is left to read these
+                for event in batch:
+                    event.request.reply.cancel()
+
+    def _end(self, error: Exception) -> None:
+        with self._wake:
+            self._stopping = True
+            left = list(self._requests.values())
+            self._close(left)
+        self._emit([_Event(request, end=error) for request in left])

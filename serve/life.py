@@ -1,0 +1,229 @@
+"""The life of a server process: bind, load, serve, drain, exit.
+
+bind ─▶ load ─▶ warm up ─▶ serve ─▶ drain ─▶ exit 0
+ │       └ NOT_SERVING ┘  SERVING  NOT_SERVING
+ └ port taken: exit at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gpt.errors import ServerError
+from gpt.params import SamplingParams
+from gpt.sequence import Sequence
+from serve.health import Health
+from serve.reply import GenerationFailedError
+from serve.service import NAME, GenerationService
+from serve.v1 import generation_pb2_grpc
+
+if TYPE_CHECKING:
+    from serve.engine import Engine
+    from serve.server import Settings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_MESSAGE_BYTES = 4 * 2**20
+"""Largest request; a prompt of 500,000 token ids fits."""
+
+GOODBYE_SECONDS = 1.0
+"""What connections get to close by themselves once no generation is running."""
+
+
+class Listener:
+    """A bound port with all services on it, not yet serving.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        ServerError: the port cannot be had.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.service = GenerationService()
+        self.health = Health(NAME)
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),  # else a second server would silently share the port
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ]
+        )
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        names = (NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        where = f"[{host}]" if ":" in host else host
+        try:
+            bound = self._server.add_insecure_port(f"{where}:{port}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise ServerError(
+                f"cannot listen on {where}:{port}: the port is taken, or the address is not this "
+                "machine's; stop what uses it, or choose another with --port (0 takes a free one)"
+            )
+        self.address = f"{where}:{bound}"
+
+    async def start(self) -> None:
+        """Answer: health NOT_SERVING, everything else UNAVAILABLE."""
+        await self._server.start()
+
+    def open(self, engine: Engine) -> None:
+        """SERVING from here on."""
+        self.service.open(engine)
+        self.health.set_serving(True)
+
+    async def drain(self, seconds: float) -> bool:
+        """Turn NOT_SERVING, refuse new requests, and let running ones end.
+
+        Returns:
+            Whether all ended within the limit.
+        """
+        self.health.set_serving(False)
+        self.service.close("the server is shutting down")
+        try:
+            await asyncio.wait_for(self.service.idle(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Close the port and all connections."""
+        await self._server.stop(GOODBYE_SECONDS)
+
+
+async def warm_up(engine: Engine) -> None:
+    """Run a prompt and a few tokens, so that the first caller does not pay for first uses.
+
+    Raises:
+        ServerError: the model cannot even do that.
+    """
+    params = SamplingParams(max_tokens=2, temperature=0, seed=0)
+    eot = engine.tokenizer.eot
+    prompt = [eot] * min(8, engine.model.config.block_size)
+    try:
+        async for _ in engine.submit(
+            Sequence.start(
+                prompt,
+                params,
+                block_size=engine.model.config.block_size,
+                n_vocab=engine.tokenizer.n_vocab,
+                eot=eot,
+            )
+        ):
+            pass
+    except GenerationFailedError as error:
+        raise ServerError(
+            f"the model failed on its first prompt ({error}); is the checkpoint damaged, or did "
+            "its training diverge?"
+        ) from None
+
+
+def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status.
+
+    Args:
+        load: makes the engine, not yet started; runs in a thread of its own.
+
+    Raises:
+        UserError: what kept it from serving.
+    """
+    finished = asyncio.run(_life(settings, load))
+    if not finished:
+        # Loading cannot be interrupted, and leaving the interpreter under it may crash.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+async def _life(settings: Settings, load: Callable[[Settings], Engine]) -> bool:
+    """Returns False if it was told to stop while the model was still being loaded."""
+    stop = _stop_on_signals()
+    listener = Listener(settings.host, settings.port)
+    await listener.start()
+    log.info("listening on %s, loading %s", listener.address, settings.model)
+    stopping = asyncio.ensure_future(stop.wait())
+    bringing_up = asyncio.ensure_future(_bring_up(settings, load))
+    await _either(bringing_up, stopping)
+    if not bringing_up.done():
+        await listener.stop()
+        return False
+    try:
+        engine = bringing_up.result()
+        listener.open(engine)
+        print(f"serving {engine.name} on {listener.address}", flush=True)
+        ended = asyncio.wrap_future(engine.ended)
+        await _either(ended, stopping)
+        if not ended.done():
+            log.info("draining %d requests, up to %g s", engine.held, settings.drain_seconds)
+            if not await listener.drain(settings.drain_seconds):
+                log.warning("%d requests did not end in time and are cut off", engine.held)
+            await asyncio.get_running_loop().run_in_executor(None, engine.stop)
+        await listener.drain(GOODBYE_SECONDS)
+        if error := engine.ended.exception():
+            raise ServerError(f"the engine failed, so the server ends: {error!r}") from error
+    finally:
+        await listener.stop()
+    log.info("stopped")
+    return True
+
+
+async def _either(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _bring_up(settings: Settings, load: Callable[[Settings], Engine]) -> Engine:
+    engine = await asyncio.wrap_future(_in_thread(lambda: load(settings)))
+    engine.start()
+    await warm_up(engine)
+    return engine
+
+
+def _in_thread(function: Callable[[], T]) -> Future[T]:
+    """Run in a daemon thread: unlike an executor's, it does not hold up the end of the process."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def body() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=body, name="antiphon-load", daemon=True).start()
+    return future
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second ends the process at once."""
+    stop = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("%s again: exiting at once", number.name)
+            sys.stderr.flush()
+            os._exit(128 + number)
+        log.info("%s: stopping", number.name)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop

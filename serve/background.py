@@ -25,6 +25,7 @@ class BackgroundServer:
     Attributes:
         target: `host:port`, for `serve.client.Client`.
         loop: the server's event loop, running in its thread.
+        listener: what listens there, once it does.
     """
 
     def __init__(self, engine: Engine | None, *, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -54,17 +55,17 @@ class BackgroundServer:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
-            listener = Listener(*self._address)
-            await listener.start()
+            self.listener = Listener(*self._address)
+            await self.listener.start()
             if self._engine is not None:
                 self._engine.start()
-                listener.open(self._engine)
+                self.listener.open(self._engine)
         except BaseException as error:  # noqa: BLE001 - raised where the server was asked for
             self._ready.set_exception(error)
             return
-        self._ready.set_result(listener.address)
+        self._ready.set_result(self.listener.address)
         await self._stop.wait()
-        await listener.drain(0)
+        await self.listener.drain(0)
         if self._engine is not None:
-            self._engine.stop()
-        await listener.stop()
+            await self.loop.run_in_executor(None, self._engine.stop)
+        await self.listener.stop()

@@ -219,6 +219,6 @@ class Interleavings(RuleBasedStateMachine):
 
 
 Interleavings.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
 )
 TestInterleavings = Interleavings.TestCase

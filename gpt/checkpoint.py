@@ -227,6 +227,11 @@ def _check_format(payload: Any, path: Path) -> dict[str, Any]:
 
 def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
     """A GPT with these weights. Built without memory first: random weights would be thrown away."""
+    layers = {key.split(".")[1] for key in state if key.startswith("blocks.")}
+    if len(layers) != config.n_layer:  # before building: a damaged number could be any size
+        raise CheckpointError(
+            f"the configuration has {config.n_layer} layers, the weights have {len(layers)}"
+        )
     with torch.device("meta"):
         model = GPT(config)
     if config.tie_embeddings and "embed.weight" in state:

@@ -127,7 +127,9 @@ class AttentionPlan:
             torch.tensor(positions, device=device),
             groups,
             torch.tensor(slots, device=device),
-            None if logit_rows is None else torch.tensor(logit_rows, device=device),
+            None
+            if logit_rows is None
+            else torch.tensor(logit_rows, dtype=torch.int64, device=device),
         )
 
 

@@ -102,7 +102,7 @@ def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
     # own.
     tokens = torch.searchsorted(cdf, target, right=True)[:, 0]
     # u < 1, but u * total can round up to the total; the last token with a share is then meant.
-    last = torch.searchsorted(cdf, cdf[:, -1:])[:, 0]
+    last = torch.searchsorted(cdf, cdf[:, -1:].contiguous())[:, 0]
     return torch.minimum(tokens, last)
 
 

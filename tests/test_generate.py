@@ -1,0 +1,216 @@
+"""step() and the loop around it, on a real model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpt.cache import KVCache
+from gpt.config import GPTConfig
+from gpt.errors import CheckpointError, InexpressibleTextError, PromptError
+from gpt.generate import NOT_FINITE, generate, step
+from gpt.model import GPT
+from gpt.params import SamplingParams
+from gpt.sequence import Sequence
+from gpt.stream import FinishReason
+from gpt.tokenizer import Tokenizer
+from tests.strategies import build
+
+TOKENIZER = Tokenizer.bytes()
+CONFIG = GPTConfig(
+    vocab_size=TOKENIZER.n_vocab + 7,  # padded, as fast kernels like it
+    block_size=32,
+    n_layer=2,
+    n_head=2,
+    d_model=16,
+    init_std=0.3,
+)
+GREEDY = SamplingParams(temperature=0, seed=0)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    return build(CONFIG, 3)
+
+
+def tokens(model: GPT, prompt: str | list[int], params: SamplingParams, **kwargs: int) -> list[int]:
+    return [
+        piece.token
+        for piece in generate(model, TOKENIZER, prompt, params, dtype=torch.float64, **kwargs)
+    ]
+
+
+def recompute_greedily(model: GPT, ids: list[int], count: int) -> list[int]:
+    """Generation without a cache: the whole text again for every token."""
+    ids = list(ids)
+    for _ in range(count):
+        with torch.inference_mode():
+            ids.append(int(model(torch.tensor([ids]))[0, -1, : TOKENIZER.n_vocab].argmax()))
+    return ids[-count:]
+
+
+@pytest.mark.parametrize("length", [1, 5, 32])
+def test_cached_generation_equals_recomputing_everything(model: GPT, length: int) -> None:
+    """T5, T8: from one token, from some, and from a full context, which leaves room for one more."""
+    prompt = list(range(40, 40 + length))
+    found = tokens(model, prompt, GREEDY)
+    assert len(found) == 33 - length or found[-1] == TOKENIZER.eot
+    assert found == recompute_greedily(model, prompt, len(found))
+
+
+def test_an_empty_prompt_starts_from_end_of_text(model: GPT) -> None:
+    """T8, S11."""
+    assert tokens(model, "", GREEDY) == tokens(model, [TOKENIZER.eot], GREEDY) != []
+
+
+def test_prompts_of_different_length_do_not_disturb_each_other(model: GPT) -> None:
+    """T7: lengths 3 and 7 in one batch equal each alone."""
+    prompts = [[65, 66, 67], [70, 71, 72, 73, 74, 75, 76]]
+    cache = KVCache(CONFIG, 8, dtype=torch.float64)
+    sequences = []
+    for i, prompt in enumerate(prompts):
+        sequence = Sequence.start(prompt, GREEDY, block_size=32, n_vocab=257, eot=256)
+        sequence.pages = [2 * i + 1, 2 * i + 2]
+        sequences.append(sequence)
+    step(model, cache, [(s, s.pending) for s in sequences], n_vocab=257)
+    for _ in range(9):
+        step(model, cache, [(s, 1) for s in sequences], n_vocab=257)
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.ids[len(prompt) :] == recompute_greedily(model, prompt, 10)
+
+
+def test_a_prompt_run_in_chunks_gives_the_same_text(model: GPT) -> None:
+    prompt = list(range(50, 70))
+    whole = tokens(model, prompt, GREEDY)
+    assert whole == tokens(model, prompt, GREEDY, prefill_chunk=7)
+    assert whole == tokens(model, prompt, GREEDY, prefill_chunk=1)
+
+
+def test_samples_differ_from_each_other_and_not_from_run_to_run(model: GPT) -> None:
+    params = SamplingParams(seed=5, max_tokens=12)
+
+    def samples(count: int) -> dict[int, list[int]]:
+        made: dict[int, list[int]] = {}
+        for piece in generate(model, TOKENIZER, "ab", params, num_samples=count):
+            made.setdefault(piece.choice, []).append(piece.token)
+        return made
+
+    model32 = model.float()
+    try:
+        many = samples(35)  # more than run side by side
+        assert many == samples(35)
+        assert len({tuple(ids) for ids in many.values()}) > 30
+        assert samples(1)[0] == many[0]
+    finally:
+        model32.double()
+
+
+def test_padding_of_the_vocabulary_is_never_chosen(model: GPT) -> None:
+    padded = build(CONFIG, 3)
+    with torch.no_grad():
+        padded.embed.weight[TOKENIZER.n_vocab :] *= 100
+    params = SamplingParams(seed=1, temperature=5.0)
+    found = [t for i in range(5) for t in tokens(padded, [i], params)]
+    assert max(found) < TOKENIZER.n_vocab
+
+
+def test_max_tokens_and_the_context_end_a_text_with_length(model: GPT) -> None:
+    pieces = list(generate(model, TOKENIZER, "abc", SamplingParams(seed=1, max_tokens=4)))
+    assert [p.finish_reason for p in pieces] == [None, None, None, FinishReason.LENGTH]
+    pieces = list(generate(model, TOKENIZER, "abc", SamplingParams(seed=1, max_tokens=1000)))
+    assert len(pieces) <= 30
+    assert pieces[-1].finish_reason is not None
+
+
+def test_a_stop_string_ends_the_text() -> None:
+    class Alphabet:
+        """Makes `abcdef…` whatever comes: the model's own interface in ten lines."""
+
+        config = CONFIG
+
+        def __call__(self, ids: torch.Tensor, plan: object, cache: object) -> torch.Tensor:
+            rows = plan.logit_rows  # type: ignore[attr-defined]
+            logits = torch.zeros(len(rows), CONFIG.vocab_size)
+            logits[torch.arange(len(rows)), ids[rows] + 1] = 9
+            return logits
+
+    params = SamplingParams(temperature=0, seed=0, stop=("efg",))
+    pieces = list(generate(Alphabet(), TOKENIZER, "a", params))
+    assert "".join(p.text for p in pieces) == "bcd"
+    assert pieces[-1].finish_reason is FinishReason.STOP
+    assert pieces[-1].matched_stop == "efg"
+
+
+def test_too_long_a_prompt_is_refused_with_the_numbers(model: GPT) -> None:
+    """S12."""
+    with pytest.raises(PromptError, match=r"33 tokens .* holds 32; .* at least 1"):
+        tokens(model, [65] * 33, GREEDY)
+
+
+@pytest.mark.parametrize("token", [-1, 257, 263, 10**9])
+def test_ids_beyond_the_vocabulary_are_refused(model: GPT, token: int) -> None:
+    with pytest.raises(PromptError, match=rf"{token} at place 1 .*0 to 256"):
+        tokens(model, [65, token], GREEDY)
+
+
+def test_text_that_the_vocabulary_cannot_express_is_refused(model: GPT) -> None:
+    """S27."""
+    chars = Tokenizer.chars("abc")
+    with pytest.raises(InexpressibleTextError, match=r"'文' .* offset 2"):
+        list(generate(model, chars, "ab文", GREEDY))
+
+
+def test_control_text_typed_by_a_user_is_ordinary_text(model: GPT) -> None:
+    """S19."""
+    ids = TOKENIZER.encode("a<|endoftext|>b")
+    assert TOKENIZER.eot not in ids
+    assert tokens(model, "a<|endoftext|>b", GREEDY) == tokens(model, ids, GREEDY)
+
+
+def test_a_damaged_model_is_named_as_such() -> None:
+    broken = build(CONFIG, 3)
+    with torch.no_grad():
+        broken.blocks[0].mlp.down.weight.fill_(float("nan"))  # type: ignore[union-attr,operator]
+    with pytest.raises(CheckpointError, match="not finite"):
+        tokens(broken, "a", GREEDY)
+
+
+def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages(
+    model: GPT,
+) -> None:
+    """S16 at the level of a step: its pages are scrubbed before padding can read them."""
+    cache = KVCache(CONFIG, 4, dtype=torch.float64)
+    good = Sequence.start([65, 66], GREEDY, block_size=32, n_vocab=257, eot=256)
+    bad = Sequence.start([67], GREEDY, block_size=32, n_vocab=257, eot=256)
+    good.pages, bad.pages = [1], [2, 3]
+
+    def poisoned(ids: torch.Tensor, plan: object, kv: KVCache) -> torch.Tensor:
+        logits = model(ids, plan, kv)
+        logits[-1] = float("nan")
+        for layer in range(CONFIG.n_layer):
+            kv.layer(layer).values[:, 32:] = float("nan")
+        return logits
+
+    poisoned.config = CONFIG  # type: ignore[attr-defined]
+    token, failed = step(poisoned, cache, [(good, 2), (bad, 1)], n_vocab=257)  # type: ignore[arg-type]
+    assert failed == NOT_FINITE
+    assert bad.ids == [67]
+    assert [token] == recompute_greedily(model, [65, 66], 1)
+    heir = Sequence.start([1] * 17, GREEDY, block_size=32, n_vocab=257, eot=256)
+    heir.pages = [2, 3]
+    step(model, cache, [(heir, 17)], n_vocab=257)
+    for _ in range(3):
+        made = step(model, cache, [(good, 1), (heir, 1)], n_vocab=257)
+        assert NOT_FINITE not in made
+    assert heir.ids[17:] == recompute_greedily(model, [1] * 17, 4)
+
+
+def test_work_without_room_or_tokens_is_refused(model: GPT) -> None:
+    sequence = Sequence.start(list(np.arange(20)), GREEDY, block_size=32, n_vocab=257, eot=256)
+    cache = KVCache(CONFIG, 3, dtype=torch.float64)
+    sequence.pages = [1]
+    with pytest.raises(ValueError, match="needs 2 pages of 16, has 1"):
+        step(model, cache, [(sequence, 20)], n_vocab=257)
+    with pytest.raises(ValueError, match="21 of 20"):
+        step(model, cache, [(sequence, 21)], n_vocab=257)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import difflib
 import glob
 import os
 import re
@@ -166,17 +167,22 @@ def _files(source: str) -> list[str]:
     if glob.has_magic(path):
         matches = sorted(glob.glob(path, recursive=True))
         files = [p for p in matches if os.path.isfile(p) and p.lower().endswith(SUFFIXES)]
-        folders = [p for p in matches if os.path.isdir(p) and not path.endswith("**")]
+        folders = [p for p in matches if os.path.isdir(p)]
         return files + [p for folder in folders for p in _folder(folder)]
+    near = difflib.get_close_matches(source, NAMED, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
     raise DataError(
-        f"{source!r} is neither a file, a folder or a glob nor a named corpus; the named corpora "
-        f"are {', '.join(NAMED)}"
+        f"{source!r} is neither a file, a folder or a glob that exists nor a named corpus{hint} (the "
+        f"named corpora are {', '.join(NAMED)})"
     )
 
 
 def _folder(folder: str) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
+
     found = []
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [
             os.path.join(parent, name)

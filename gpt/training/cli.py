@@ -1,0 +1,337 @@
+"""`python train.py fit | validate | test`, and `antiphon train …`: LightningCLI around the trainer.
+
+Flags win over the YAML file, the YAML file over the preset, the preset over the defaults. Nothing
+that a checkpoint remembers overrides what is given here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import Logger
+
+from gpt.config import GPTConfig
+from gpt.errors import ConfigError, UserError
+from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly, Throughput
+from gpt.training.checkpoints import ExportModel, RunCheckpoints, read_checkpoint
+from gpt.training.data import TextDataModule
+from gpt.training.loggers import MetricsCSV, Wandb, WandbRunId, make_wandb_logger, wandb_mode
+from gpt.training.module import GPTModule
+from gpt.training.progress import RunProgress, say
+from gpt.training.run import RunFolder, find_config
+
+INTERRUPTED = 130
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "max_epochs": -1,  # a run's length is max_steps
+    "val_check_interval": 250,
+    "check_val_every_n_epoch": None,  # count batches through, there is one endless epoch
+    "log_every_n_steps": 10,
+    "gradient_clip_val": 1.0,
+    "num_sanity_val_steps": 0,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,  # the loaders share the blocks out themselves
+}
+
+
+class UsageError(Exception):
+    """A command line or config file that cannot be read."""
+
+
+class Parser(LightningArgumentParser):
+    """Raises instead of printing a page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UsageError(message) from ex
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes `config.yaml` into the run's folder: given back to `fit`, it repeats the run."""
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        config = self.config.clone()
+        # Repeating a resumed run means doing all of it.
+        config.ckpt_path = None
+        path = RunFolder(Path(config.runs_dir), config.name).config
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.new")
+        self.parser.save(config, scratch, skip_none=False, overwrite=True, multifile=False)
+        os.replace(scratch, path)
+
+
+class TrainCLI(LightningCLI):
+    """Adds the run's folder, presets, shipped configs, samples and loggers to LightningCLI."""
+
+    stop: StopCleanly | None = None
+    resume_from: Path | None = None
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        own = {"model", "datamodule", "weights_only", "verbose"}
+        loaders = {"dataloaders", "train_dataloaders", "val_dataloaders"}
+        return dict.fromkeys(("fit", "validate", "test"), own | loaders)
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--seed_everything",
+            type=int,
+            default=1337,
+            help="Seed of weights, data order, dropout.",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--name",
+            type=str | None,
+            default=None,
+            help="The run's name and folder; null: the config file's name.",
+        )
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+        parser.add_argument(
+            "--wandb",
+            type=Wandb,
+            default="auto",
+            help="Weights & Biases: auto uses it where a key or WANDB_MODE=offline is set; "
+            "on without a key records offline.",
+        )
+        parser.add_lightning_class_args(SampleText, "samples")
+        parser.link_arguments("model.config.block_size", "data.block_size")
+        parser.link_arguments("seed_everything", "data.seed")
+
+    # --- Parsing --------------------------------------------------------------------------------
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse twice if a preset is named: its values become the defaults of the second time."""
+        self.config = parser.parse_args(args)
+        given = self.config[self.config.subcommand]
+        if given.model.preset is not None:
+            values = GPTConfig.preset(given.model.preset).to_dict()
+            self._subcommand_parsers[self.config.subcommand].set_defaults(
+                {f"model.config.{name}": value for name, value in values.items()}
+            )
+            self.config = parser.parse_args(args)
+            given = self.config[self.config.subcommand]
+        if given.name is None:
+            given.name = Path(str(given.config[-1])).stem if given.get("config") else "run"
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would let a checkpoint's hyperparameters override the flags."""
+
+    # --- Building -------------------------------------------------------------------------------
+
+    @property
+    def run_folder(self) -> RunFolder:
+        given = self.config[self.subcommand]
+        return RunFolder(Path(given.runs_dir), given.name)
+
+    def before_instantiate_classes(self) -> None:
+        trainer = self.config[self.subcommand].trainer
+        check_precision(trainer.precision, trainer.accelerator)
+        check_endless(trainer)
+        given = self.config[self.subcommand].ckpt_path
+        if self.subcommand == "fit":
+            self.resume_from = None if given is None else self.run_folder.checkpoint(str(given))
+        else:
+            self.resume_from = self.run_folder.checkpoint("best" if given is None else str(given))
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        given = self._get(self.config_init, "trainer")
+        self.model.run_name = self.run_folder.name
+        bar: list[Callback] = []
+        if given.get("enable_progress_bar") is not False:
+            bar.append(RunProgress())
+        own: dict[str, Any] = {"default_root_dir": str(self.run_folder.path)}
+        if self.subcommand == "fit":
+            callbacks, loggers = self._fit_parts(bar)
+            own["logger"] = [*loggers, *_as_list(given.get("logger"))]
+        else:
+            callbacks = bar
+            own |= {"logger": False, "enable_checkpointing": False}
+        own["callbacks"] = [*_as_list(given.get("callbacks")), *callbacks]
+        return super().instantiate_trainer(**own, **kwargs)
+
+    def _fit_parts(self, bar: list[Callback]) -> tuple[list[Callback], list[Logger]]:
+        run = self.run_folder
+        checkpoint = read_checkpoint(self.resume_from) if self.resume_from else None
+        self._get(self.config_init, "samples").path = run.samples
+        if checkpoint is None:
+            run.samples.unlink(missing_ok=True)
+        checkpoints = RunCheckpoints(run)
+        self.stop = StopCleanly(checkpoints)
+        callbacks: list[Callback] = [
+            Throughput(),
+            FinalValidation(),
+            *bar,  # after what it shows has been logged
+            self.stop,
+            ExportModel(run, checkpoints),
+            checkpoints,
+        ]
+        loggers: list[Logger] = [MetricsCSV(run.metrics, resume=checkpoint is not None)]
+        mode = wandb_mode(self._get(self.config, "wandb"))
+        if mode is not None:
+            run_id = WandbRunId.of(checkpoint)
+            callbacks.append(WandbRunId(run_id))
+            self._dump_config()
+            loggers.append(
+                make_wandb_logger(
+                    run.path, name=run.name, run_id=run_id, mode=mode, config=self.config_dump
+                )
+            )
+        return callbacks, loggers
+
+    # --- Running --------------------------------------------------------------------------------
+
+    def fit(self, model: GPTModule, datamodule: TextDataModule, **_: Any) -> None:
+        if self.resume_from is not None:
+            say(f"resuming from {self.resume_from}")
+        try:
+            self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.resume_from)
+        except SystemExit:
+            # Lightning's answer to Ctrl-C, once everything is torn down.
+            if self.stop is not None and self.stop.saved:
+                run = self.run_folder
+                command = self.parser.prog
+                command = f"python {command}" if command.endswith(".py") else command
+                say(
+                    f"stopped at step {self.trainer.global_step}; saved {run.last}\n"
+                    f"go on with: {command} fit --config {run.config} --ckpt_path last"
+                )
+            raise KeyboardInterrupt from None
+
+    def validate(self, model: GPTModule, datamodule: TextDataModule, **_: Any) -> None:
+        self.trainer.validate(
+            model, datamodule=datamodule, ckpt_path=self.resume_from, verbose=False
+        )
+        self._report(model)
+
+    def test(self, model: GPTModule, datamodule: TextDataModule, **_: Any) -> None:
+        self.trainer.test(model, datamodule=datamodule, ckpt_path=self.resume_from, verbose=False)
+        self._report(model)
+
+    def _report(self, model: GPTModule) -> None:
+        found = model.evaluation
+        assert found is not None
+        text = "part of it" if found.text_bytes is None else f"{found.text_bytes:,} bytes"
+        lines = [
+            f"checkpoint     {self.resume_from}",
+            f"held-out text  {found.targets:,} tokens, {text}",
+            f"loss           {found.loss:.6f} nats per token",
+            f"perplexity     {found.perplexity:.4f}",
+        ]
+        if found.bits_per_byte is not None:
+            lines.append(f"bits per byte  {found.bits_per_byte:.6f}")
+        say("\n".join(lines))
+
+
+def check_precision(precision: Any, accelerator: Any) -> None:
+    """Raises ConfigError for fp16 on a CPU, which Lightning would silently replace by bf16."""
+    on_cpu = accelerator == "cpu" or (
+        accelerator == "auto"
+        and not torch.cuda.is_available()
+        and not torch.backends.mps.is_available()
+    )
+    if on_cpu and str(precision) in ("16", "16-mixed", "16-true"):
+        raise ConfigError(
+            f"trainer.precision is {precision}, but a CPU has no fast fp16; "
+            "use bf16-mixed or 32-true there"
+        )
+
+
+def check_endless(trainer: Any) -> None:
+    """Raises ConfigError for settings in epochs: the training loader has no end of its own."""
+    if trainer.max_epochs not in (None, -1):
+        raise ConfigError(
+            f"trainer.max_epochs is {trainer.max_epochs}, but a run is measured in steps; set "
+            "trainer.max_steps (the start of a run says how many times through the text that is)"
+        )
+    if trainer.overfit_batches:
+        raise ConfigError(
+            f"trainer.overfit_batches is {trainer.overfit_batches}, but batches come from one "
+            "endless stream; to overfit, train on a short file (data.source)"
+        )
+    if not isinstance(trainer.val_check_interval, int):
+        raise ConfigError(
+            f"trainer.val_check_interval is {trainer.val_check_interval}, but must be a whole "
+            "number of batches"
+        )
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _with_config_paths(argv: list[str]) -> list[str]:
+    """The arguments with the names of shipped configs replaced by their files."""
+    found = []
+    after_flag = False
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        if after_flag:
+            argument = str(find_config(argument))
+        elif equals and flag in ("--config", "-c"):
+            argument = f"{flag}={find_config(value)}"
+        after_flag = argument in ("--config", "-c")
+        found.append(argument)
+    return found
+
+
+def _quiet() -> None:
+    """Leave on the terminal what concerns the user: Lightning's hints and reminders do not."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*exists and is not empty.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*is smaller than the logging interval.*",
+        ".*GPU available but not used.*",
+        ".*callbacks used to create the checkpoint need to be provided.*",  # test, validate
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def main(argv: list[str] | None = None, prog: str = "train.py") -> int:
+    """Run the trainer's command line and return its exit status.
+
+    0 is success, 1 a mistake in what was asked for, 2 a command line or config that cannot be read
+    (one line on stderr says which), 130 after Ctrl-C.
+    """
+    _quiet()
+    try:
+        TrainCLI(
+            GPTModule,
+            TextDataModule,
+            args=_with_config_paths(list(sys.argv[1:] if argv is None else argv)),
+            parser_class=Parser,
+            parser_kwargs={"prog": prog},
+            trainer_defaults=TRAINER_DEFAULTS,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+    except UserError as error:
+        return _fail(prog, str(error), 1)
+    except UsageError as error:
+        return _fail(prog, str(error), 2)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _fail(prog: str, message: str, status: int) -> int:
+    print(f"{prog}: error: {' '.join(message.split())}", file=sys.stderr)
+    return status

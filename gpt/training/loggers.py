@@ -1,0 +1,192 @@
+"""Where the numbers of a run go: always a CSV file, and Weights & Biases when it is wanted."""
+
+from __future__ import annotations
+
+import csv
+import netrc
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+from gpt.training.progress import say
+
+Wandb = Literal["auto", "on", "off"]
+
+
+class MetricsCSV(Logger):
+    """One row per logging step in one file, each written as it comes.
+
+    The column `step` counts the optimizer steps done, the one just logged included. A new metric
+    adds a column. A run that begins anew replaces the file; a resumed one goes on in it, and rows
+    of steps that are now done again are dropped.
+
+    Args:
+        path: the file.
+        resume: whether to keep the rows that are there.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
+        super().__init__()
+        self.path = path
+        self._resume = resume
+        self._columns: list[str] = []
+        self._rows: list[dict[str, Any]] | None = None
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: `config.yaml` holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        done = (step or 0) + 1
+        row = {"step": done, **{k: float(v) for k, v in metrics.items() if k != "epoch"}}
+        if self._rows is None:
+            self._rows = self._earlier_rows(done) if self._resume else []
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._columns = list(dict.fromkeys(key for old in self._rows for key in old))
+            self.path.unlink(missing_ok=True)
+        self._rows.append(row)
+        new = [key for key in row if key not in self._columns]
+        if new or not self.path.exists():
+            self._columns += new
+            self._write_all()
+        else:
+            with open(self.path, "a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+
+    def _earlier_rows(self, before: int) -> list[dict[str, Any]]:
+        if not self.path.is_file():
+            return []
+        with open(self.path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        # A line cut short by a crash has no step that can be read.
+        return [
+            row for row in rows if (row.get("step") or "").isdecimal() and int(row["step"]) < before
+        ]
+
+    def _write_all(self) -> None:
+        assert self._rows is not None
+        scratch = self.path.with_name(f".{self.path.name}.new")
+        with open(scratch, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(self._rows)
+        os.replace(scratch, self.path)
+
+
+class WandbRunId(Callback):
+    """Keeps the run's id in its checkpoints, so that a resumed run continues the same curves."""
+
+    KEY = "WandbRunId"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+
+    @property
+    def state_key(self) -> str:
+        return self.KEY
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"run_id": self.run_id}
+
+    @classmethod
+    def of(cls, checkpoint: dict[str, Any] | None) -> str:
+        """The id in a checkpoint, or a new one."""
+        kept = ((checkpoint or {}).get("callbacks") or {}).get(cls.KEY) or {}
+        return str(kept.get("run_id") or secrets.token_hex(4))
+
+
+def wandb_mode(wanted: Wandb) -> Literal["online", "offline"] | None:
+    """How wandb will run, or None for not at all. Decided here so that it never has to ask.
+
+    `auto` uses it if this machine is set up for it: a key, or WANDB_MODE=offline. `on` records
+    offline without a key; `wandb sync` uploads that later.
+    """
+    environment = os.environ.get("WANDB_MODE", "").lower()
+    if wanted == "off" or (wanted == "auto" and environment == "disabled"):
+        return None
+    if environment in ("offline", "dryrun"):
+        return "offline"
+    if _has_wandb_key():
+        return "online"
+    return "offline" if wanted == "on" else None
+
+
+def _has_wandb_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        return netrc.netrc(str(path)).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+@rank_zero_only
+def _start_wandb(
+    folder: Path, name: str, run_id: str, mode: Literal["online", "offline"], config: dict[str, Any]
+) -> Any:
+    import wandb
+
+    settings = wandb.Settings(silent=True, console="off", init_timeout=30)
+    options: dict[str, Any] = {
+        "project": os.environ.get("WANDB_PROJECT", "antiphon"),
+        "name": name,
+        "id": run_id,
+        "resume": "allow",
+        "dir": str(folder),
+        "config": config,
+        "settings": settings,
+    }
+    try:
+        return wandb.init(mode=mode, **options)
+    except (wandb.Error, OSError) as error:
+        if mode == "offline":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        say(f"wandb: not online ({reason}); recording to {folder / 'wandb'} instead")
+        return wandb.init(mode="offline", **options)
+
+
+def make_wandb_logger(
+    folder: Path,
+    *,
+    name: str,
+    run_id: str,
+    mode: Literal["online", "offline"],
+    config: dict[str, Any],
+) -> Logger:
+    """A wandb logger that neither asks nor waits for long; offline if the server is out of reach.
+
+    Args:
+        folder: the run's folder; wandb keeps its own below it.
+        name: shown in wandb.
+        run_id: continued if the server knows it.
+        mode: from `wandb_mode`.
+        config: shown with the run.
+    """
+    os.environ.setdefault("WANDB_SILENT", "true")
+    folder.mkdir(parents=True, exist_ok=True)
+    from lightning.pytorch.loggers import WandbLogger
+
+    run = _start_wandb(folder, name, run_id, mode, config)
+    return WandbLogger(experiment=run, save_dir=str(folder), log_model=False)

@@ -1,0 +1,199 @@
+"""What the terminal shows while a run goes on: a bar, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities import rank_zero_only
+from tqdm import tqdm
+
+from gpt.training.module import GPTModule
+
+LINES_PER_RUN = 20
+SECONDS_BETWEEN_LINES = 60.0
+
+
+@rank_zero_only
+def say(text: str) -> None:
+    """Print a line without breaking a bar that is being drawn."""
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def count(n: float) -> str:
+    """A number for people: 950, 12.3 k, 4.56 M."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n:.0f}"
+
+
+def is_logging_step(trainer: L.Trainer) -> bool:
+    """Whether the step just done is one whose metrics go to the loggers."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return every > 0 and trainer.global_step % every == 0
+
+
+class RunProgress(ProgressBar):
+    """Steps done, loss, learning rate, tokens/s, last validation loss and time left.
+
+    On a terminal it is a bar on stderr; elsewhere a line on stdout now and then, so that a log file
+    stays readable: 20 in a run, and one a minute in long runs.
+    """
+
+    def __init__(self, *, terminal: bool | None = None) -> None:
+        super().__init__()
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._enabled = True
+        self._bar: tqdm[Any] | None = None
+        self._eval_bar: tqdm[Any] | None = None
+        self._started = self._last_line = 0.0
+        self._first_step = self._step = 0
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def _new_bar(self, **options: Any) -> tqdm[Any]:
+        return tqdm(
+            disable=not (self._enabled and self._terminal),
+            dynamic_ncols=True,
+            file=sys.stderr,
+            **options,
+        )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        if self._enabled:
+            say(describe_run(trainer, pl_module))
+        self._first_step = self._step = trainer.global_step
+        self._started = self._last_line = time.monotonic()
+        self._bar = self._new_bar(
+            total=trainer.max_steps, initial=trainer.global_step, unit="step", desc="train"
+        )
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        step = trainer.global_step
+        assert self._bar is not None
+        if step == self._step:
+            return  # inside an accumulated step
+        last = step == trainer.max_steps
+        # Reading a metric waits for the device, so the numbers change at the logging steps only.
+        if is_logging_step(trainer) or last:
+            shown = self._numbers(trainer)
+            self._bar.set_postfix_str("  ".join(shown), refresh=False)
+            if self._enabled and not self._terminal and self._line_is_due(step, trainer.max_steps):
+                left = (trainer.max_steps - step) * (time.monotonic() - self._started)
+                left /= max(1, step - self._first_step)
+                say("  ".join([f"step {step}/{trainer.max_steps}", *shown, f"left {_clock(left)}"]))
+        self._bar.update(step - self._step)
+        self._step = step
+
+    def _line_is_due(self, step: int, total: int) -> bool:
+        now = time.monotonic()
+        every = max(1, total // LINES_PER_RUN)
+        if step % every and step != total and now - self._last_line < SECONDS_BETWEEN_LINES:
+            return False
+        self._last_line = now
+        return True
+
+    @staticmethod
+    def _numbers(trainer: L.Trainer) -> list[str]:
+        metrics = trainer.callback_metrics
+        shown = []
+        for name, label, form in (
+            ("train/loss", "loss", "{:.4f}"),
+            ("lr", "lr", "{:.2e}"),
+            ("tokens_per_s", "tokens/s", "{:,.0f}"),
+            ("val/loss", "val", "{:.4f}"),
+        ):
+            if name in metrics:
+                shown.append(f"{label} {form.format(float(metrics[name]))}")
+        return shown
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for bar in (self._eval_bar, self._bar):
+            if bar is not None:
+                bar.close()
+        self._eval_bar = None
+
+    # --- Evaluation, inside a run or on its own --------------------------------------------------
+
+    def _start_evaluation(self, total: Any) -> None:
+        total = sum(total) if isinstance(total, list) else total
+        self._eval_bar = self._new_bar(total=total, leave=False, unit="batch", desc="evaluate")
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start_evaluation(trainer.num_val_batches)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start_evaluation(trainer.num_test_batches)
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        assert self._eval_bar is not None
+        self._eval_bar.update()
+
+    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
+        assert self._eval_bar is not None
+        self._eval_bar.update()
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._eval_bar is not None:
+            self._eval_bar.close()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._eval_bar is not None:
+            self._eval_bar.close()
+        assert isinstance(pl_module, GPTModule)
+        if self._enabled and trainer.state.fn == "fit" and pl_module.evaluation is not None:
+            found = pl_module.evaluation
+            bpb = "" if found.bits_per_byte is None else f"  val/bpb {found.bits_per_byte:.4f}"
+            say(f"step {trainer.global_step}  val/loss {found.loss:.4f}{bpb}")
+
+
+def describe_run(trainer: L.Trainer, module: GPTModule) -> str:
+    """What is about to be trained, on how much, for how long."""
+    config, data = module.config, module.data
+    per_step = (
+        data.batch_size
+        * config.block_size
+        * trainer.world_size
+        * trainer.accumulate_grad_batches
+    )  # fmt: skip
+    tokens = len(data.prepared.train)
+    return (
+        f"model: {count(module.gpt.num_params())} parameters ({config.n_layer} layers, "
+        f"{config.d_model} wide, context {config.block_size}, vocabulary {config.vocab_size})\n"
+        f"text:  {data.source_name}, {count(tokens)} tokens to learn from, "
+        f"{count(len(data.prepared.val))} held out ({data.tokenizer.kind})\n"
+        f"run:   {trainer.max_steps} steps of {count(per_step)} tokens, "
+        f"{trainer.max_steps * per_step / tokens:.2g} times through the text, "
+        f"on {module.device}, {trainer.precision}"
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

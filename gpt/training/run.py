@@ -1,0 +1,101 @@
+"""Where a run keeps its things, and where the shipped configs are."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt.errors import CheckpointError, ConfigError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The places of one run, `<runs_dir>/<name>/`.
+
+    Raises:
+        ConfigError: a name that is no single folder's.
+    """
+
+    runs_dir: Path
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name in (".", "..") or set(self.name) & set("/\\\0"):
+            raise ConfigError(
+                f"the run's name is {self.name!r}, but it becomes a folder: letters, digits, "
+                "'-', '_' and '.', no slashes"
+            )
+
+    @property
+    def path(self) -> Path:
+        return self.runs_dir / self.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def last(self) -> Path:
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.txt"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def checkpoint(self, given: str) -> Path:
+        """The checkpoint meant by `best`, `last` or a path.
+
+        Raises:
+            CheckpointError: there is no such file.
+        """
+        path = {"best": self.best, "last": self.last}.get(given, Path(given))
+        if not path.is_file():
+            hint = "give --ckpt_path best, last or a file"
+            if given in ("best", "last"):
+                hint = "train first (fit), or give --name or --ckpt_path of another run"
+            raise CheckpointError(f"there is no checkpoint at {path}; {hint}")
+        return path
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The configs that come with the package, by name."""
+    try:
+        folder = Path(str(importlib.resources.files("gpt.configs")))
+    except ModuleNotFoundError:  # a source tree, where the package `gpt.configs` is configs/
+        folder = Path(__file__).parents[2] / "configs"
+    if not folder.is_dir():
+        folder = Path(__file__).parents[2] / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_config(given: str) -> Path:
+    """The file meant by `--config`: a path, or the name of a shipped config.
+
+    Raises:
+        ConfigError: neither; the names are listed.
+    """
+    path = Path(given)
+    if path.is_file():
+        return path
+    shipped = shipped_configs()
+    if path.parent == Path() and path.name.removesuffix(".yaml") in shipped:
+        return shipped[path.name.removesuffix(".yaml")]
+    near = difflib.get_close_matches(path.stem, shipped, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(
+        f"there is no config {given!r}{hint} (give a file, or one of: {', '.join(shipped)})"
+    )

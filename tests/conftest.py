@@ -1,0 +1,26 @@
+"""Fixtures for more than one package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder as training leaves it: tiny, untrained, over bytes, the same every time."""
+    import torch
+
+    from gpt.checkpoint import save_model
+    from gpt.config import GPTConfig
+    from gpt.model import GPT
+    from gpt.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.bytes()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = GPT(GPTConfig.preset("nano", vocab_size=tokenizer.n_vocab, block_size=64))
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    save_model(folder, model, tokenizer)
+    return folder

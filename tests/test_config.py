@@ -1,0 +1,81 @@
+"""GPTConfig: derived widths, presets, and one-line errors that name the field."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpt.config import PRESETS, GPTConfig
+from gpt.errors import ConfigError
+from gpt.model import GPT
+
+
+def test_widths_follow_from_the_model_unless_given() -> None:
+    config = GPTConfig(d_model=96, n_head=6)
+    assert (config.head_width, config.kv_heads, config.mlp_width) == (16, 6, 384)
+    free = GPTConfig(d_model=90, n_head=6, n_kv_head=2, head_dim=32, d_ff=100)
+    assert (free.head_width, free.kv_heads, free.mlp_width) == (32, 2, 100)
+    swiglu = GPTConfig(d_model=768, mlp="swiglu")
+    assert swiglu.mlp_width == 2048  # 8/3 of the width: as many parameters as 4 without the gate
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"d_model": 100, "n_head": 3}, "d_model 100 is not divisible by n_head 3"),
+        ({"n_head": 4, "n_kv_head": 3}, "n_head 4 is not divisible by n_kv_head 3"),
+        ({"head_dim": 7}, "head_dim is 7, but rotary"),
+        ({"n_layer": 0}, "n_layer is 0"),
+        ({"block_size": -1}, "block_size is -1"),
+        ({"dropout": 1.0}, r"dropout is 1.0, but must be in \[0, 1\)"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"attn_scale": float("inf")}, "attn_scale is inf"),
+        ({"residual_scale": 0.0}, "residual_scale is 0.0"),
+        ({"mlp": "relu"}, "mlp is 'relu', but must be one of gelu, swiglu, relu2"),
+        ({"norm_place": "mid"}, "norm_place is 'mid'"),
+        ({"pattern": "window:0"}, "pattern is 'window:0'"),
+        ({"pattern": "widow:4"}, "pattern is 'widow:4'"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(changes: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        GPTConfig(**changes)
+
+
+def test_a_configuration_survives_plain_data() -> None:
+    config = GPTConfig(vocab_size=9, pattern="window:8", attn_scale=0.1, mlp="swiglu")
+    assert GPTConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(
+        ConfigError, match="unknown architecture field 'n_layers'; did you mean n_l"
+    ):
+        GPTConfig.from_dict({"n_layers": 2})
+
+
+def test_an_unknown_preset_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean gpt2-124m"):
+        GPTConfig.preset("gpt2-124")
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    # The published counts of GPT-2, tied head counted once.
+    [("gpt2-124m", 124.4), ("gpt2-355m", 354.8), ("gpt2-774m", 774.0), ("gpt2-1558m", 1557.6)],
+)
+def test_gpt2_presets_have_gpt2s_parameter_counts(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        assert round(GPT(GPTConfig.preset(name)).num_params() / 1e6, 1) == millions
+
+
+def test_presets_span_from_small_to_large() -> None:
+    with torch.device("meta"):
+        sizes = {
+            name: GPT(GPTConfig.preset(name, vocab_size=2048)).num_params() for name in PRESETS
+        }
+    assert min(sizes.values()) < 400_000
+    assert max(sizes.values()) > 1e9
+    assert GPTConfig.preset("tiny", n_layer=2).n_layer == 2
+
+
+def test_a_model_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(ConfigError, match="vocab_size is not set"):
+        GPT(GPTConfig())

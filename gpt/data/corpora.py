@@ -172,8 +172,8 @@ def _files(source: str) -> list[str]:
     near = difflib.get_close_matches(source, NAMED, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise DataError(
-        f"{source!r} is neither a file, a folder or a glob that exists nor a named corpus{hint} (the "
-        f"named corpora are {', '.join(NAMED)})"
+        f"{source!r} is neither a file, a folder or a glob that exists nor a named corpus{hint} "
+        f"(the named corpora are {', '.join(NAMED)})"
     )
 
 

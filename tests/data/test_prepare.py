@@ -1,0 +1,344 @@
+"""prepare(): the split, the stream, and a folder that is there whole or not at all (T12)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt.data import prepare as module
+from gpt.data.prepare import prepare
+from gpt.data.shards import PreparedData, TokenArray
+from gpt.errors import ConfigError, DataError, TokenizerError
+from gpt.tokenizer import Tokenizer
+
+ENGLISH = "It was the year 1790. The king's men said: we shall not go!\n\n" * 30
+CHINESE = "豫章故郡，洪都新府。星分翼轸，地接衡庐。襟三江而带五湖，控蛮荆而引瓯越。\n" * 30
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(ENGLISH)
+    return path
+
+
+def documents(tokenizer: Tokenizer, tokens: TokenArray) -> list[str]:
+    """The texts of a split; each has to end in end-of-text."""
+    ids = tokens[:]
+    ends = np.flatnonzero(ids == tokenizer.eot)
+    assert ends[-1] == len(ids) - 1
+    parts = np.split(ids, ends + 1)[:-1]
+    return [tokenizer.decode_bytes(part[:-1].tolist()).decode() for part in parts]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "bytes", "chars"])
+@pytest.mark.parametrize("corpus", [ENGLISH, CHINESE, "🙂é\u0301 \r\n" * 100])
+def test_text_of_any_script_comes_back(tmp_path: Path, tokenizer: str, corpus: str) -> None:
+    (tmp_path / "text.md").write_bytes(corpus.encode("utf-8-sig"))
+    data = prepare(
+        tmp_path / "text.md", tokenizer=tokenizer, vocab_size=300, root=tmp_path, progress=False
+    )
+    cut = int(len(corpus) * 0.9)
+    assert documents(data.tokenizer, data.train) == [corpus[:cut]]
+    assert documents(data.tokenizer, data.val) == [corpus[cut:]]
+    assert data.tokenizer.kind == tokenizer
+    assert data.train_bytes == len(corpus[:cut].encode())
+    assert (data.val_bytes, data.val_chars) == (len(corpus[cut:].encode()), len(corpus) - cut)
+    assert data.meta["splits"]["train"]["tokens"] == len(data.train)
+    prompt = corpus[5:25]
+    assert data.tokenizer.decode(data.tokenizer.encode(prompt)) == prompt
+
+
+def test_a_single_document_splits_like_tiny_shakespeare(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("x" * 1_115_394)
+    data = prepare(tmp_path / "t.txt", tokenizer="chars", root=tmp_path, progress=False)
+    assert (data.meta["splits"]["train"]["chars"], data.val_chars) == (1_003_854, 111_540)
+
+
+def write_documents(folder: Path, count: int) -> list[str]:
+    folder.mkdir()
+    texts = [f"document {i} " * (i + 1) for i in range(count)]
+    for i, one in enumerate(texts):
+        (folder / f"{i:03d}.txt").write_text(one)
+    return texts
+
+
+def test_a_few_documents_are_each_cut(tmp_path: Path) -> None:
+    texts = write_documents(tmp_path / "docs", 19)
+    data = prepare(
+        tmp_path / "docs", tokenizer="bytes", root=tmp_path, val_fraction=0.25, progress=False
+    )
+    cuts = [int(len(one) * 0.75) for one in texts]
+    assert documents(data.tokenizer, data.train) == [
+        t[:c] for t, c in zip(texts, cuts, strict=True)
+    ]
+    assert documents(data.tokenizer, data.val) == [t[c:] for t, c in zip(texts, cuts, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "held_out"),
+    [(20, 0.1, [5, 15]), (38, 0.1, [4, 14, 23, 33]), (30, 0.2, [2, 7, 12, 17, 22, 27]),
+     (20, 0.001, [10]), (20, 0.999, [i for i in range(20) if i != 10])],
+)  # fmt: skip
+def test_of_many_documents_whole_ones_are_held_out(
+    tmp_path: Path, count: int, fraction: float, held_out: list[int]
+) -> None:
+    texts = write_documents(tmp_path / "docs", count)
+    data = prepare(
+        tmp_path / "docs", tokenizer="bytes", root=tmp_path, val_fraction=fraction, progress=False
+    )
+    train = documents(data.tokenizer, data.train)
+    val = documents(data.tokenizer, data.val)
+    assert sorted(train + val) == sorted(texts)
+    assert train == [one for one in texts if one not in val]
+    if fraction < 0.9:
+        assert [texts.index(one) for one in val] == held_out
+    else:
+        assert len(val) == count - 1
+
+
+def test_the_bpe_has_never_seen_the_validation_text(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abababab " * 90 + "xyxyxyxy " * 10)
+    data = prepare(tmp_path / "t.txt", vocab_size=400, root=tmp_path, progress=False)
+    assert data.tokenizer.n_vocab < 400
+    assert len(data.tokenizer.encode("abababab")) == 1
+    assert len(data.tokenizer.encode("xyxyxyxy")) == 8
+
+
+def test_chars_knows_the_characters_of_both_splits(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("a" * 95 + "b" * 4 + "文")
+    data = prepare(tmp_path / "t.txt", tokenizer="chars", root=tmp_path, progress=False)
+    assert data.tokenizer.n_vocab == 4
+    assert data.val[:].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 3]
+
+
+def test_ids_do_not_depend_on_how_the_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of 2 MB without a blank in it, read in blocks that cut through characters."""
+    line = "".join(f"{i}文，" for i in range(180_000))
+    (tmp_path / "t.txt").write_text(line)
+    tokenizer = Tokenizer.bpe([line[:10_000]], 300)
+    data = prepare(tmp_path / "t.txt", tokenizer=tokenizer, root=tmp_path / "a", progress=False)
+    monkeypatch.setattr("gpt.data.corpora._BLOCK", 100_003)
+    again = prepare(tmp_path / "t.txt", tokenizer=tokenizer, root=tmp_path / "b", progress=False)
+    assert contents(data.folder) == contents(again.folder)
+    cut = int(len(line) * 0.9)
+    assert data.train[:-1].tolist() == tokenizer.encode(line[:cut])
+    assert data.train[:-1].tolist() == tokenizer.encoding.encode_ordinary(line[:cut])
+
+
+def test_a_ready_tokenizer_is_used_and_saved(text: Path, tmp_path: Path) -> None:
+    mine = Tokenizer.bpe([ENGLISH], 270)
+    data = prepare(text, tokenizer=mine, root=tmp_path, progress=False)
+    assert data.tokenizer.fingerprint == mine.fingerprint
+    assert data.train[:-1].tolist() == mine.encode(ENGLISH[: int(len(ENGLISH) * 0.9)])
+
+
+def test_text_that_the_tokenizer_cannot_express_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abc" * 60 + "d" + "abc" * 3)
+    with pytest.raises(TokenizerError, match=r"t.txt: character 'd' \(U\+0064\) at offset 180 "):
+        prepare(tmp_path / "t.txt", tokenizer=Tokenizer.chars("abc"), root=tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
+
+
+# The folder
+
+
+def test_a_second_run_does_nothing(text: Path, tmp_path: Path) -> None:
+    first = prepare(text, root=tmp_path / "data", vocab_size=300, progress=False)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}
+    again = prepare(str(text), root=tmp_path / "data", vocab_size=300, progress=False)
+    assert again.folder == first.folder
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == stamps
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [first.folder.name]
+
+
+def test_other_settings_or_text_make_another_folder(text: Path, tmp_path: Path) -> None:
+    def name(**settings: object) -> str:
+        return prepare(text, root=tmp_path, progress=False, **settings).folder.name  # type: ignore[arg-type]
+
+    names = [
+        name(vocab_size=300),
+        name(vocab_size=301),
+        name(tokenizer="bytes"),
+        name(tokenizer="chars"),
+        name(tokenizer=Tokenizer.bytes()),
+        name(vocab_size=300, val_fraction=0.2),
+    ]
+    os.utime(text, ns=(1, 1))
+    names.append(name(vocab_size=300))
+    assert len(set(names)) == len(names)
+    assert all(one.startswith("text-") and len(one) == 17 for one in names)
+    assert name(tokenizer="chars", vocab_size=300) == name(tokenizer="chars", vocab_size=9)
+
+
+def test_the_same_text_gives_the_same_bytes(text: Path, tmp_path: Path) -> None:
+    one = prepare(text, root=tmp_path / "a", vocab_size=300, progress=False)
+    two = prepare(text, root=tmp_path / "b", vocab_size=300, progress=False)
+    assert contents(one.folder) == contents(two.folder)
+
+
+PREPARE = """
+import sys
+from gpt.data import prepare as module
+from gpt.data.shards import ShardWriter
+if sys.argv[3] == "hang":
+    append = ShardWriter.append
+    def slow(self, ids):
+        append(self, ids)
+        if self.tokens > 50:
+            print("half way", flush=True)
+            sys.stdin.read()
+    ShardWriter.append = slow
+data = module.prepare(sys.argv[1], root=sys.argv[2], tokenizer="bytes", progress=False)
+print(data.folder, len(data.train))
+"""
+
+
+def start(text: Path, root: Path, mode: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PREPARE, str(text), str(root), mode]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_run_that_was_killed_can_be_repeated(text: Path, tmp_path: Path) -> None:  # T12
+    root = tmp_path / "data"
+    with start(text, root, "hang") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half way\n"
+        process.send_signal(signal.SIGKILL)
+    left = sorted(path.name for path in root.iterdir())
+    assert left
+    assert all(name.startswith(".") for name in left), "nothing that looks finished may be left"
+    data = prepare(text, root=root, tokenizer="bytes", progress=False)
+    assert [path.name for path in root.iterdir()] == [data.folder.name]
+    whole = prepare(text, root=tmp_path / "other", tokenizer="bytes", progress=False)
+    assert contents(data.folder) == contents(whole.folder)
+
+
+def test_two_processes_at_once_both_end_well(text: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with start(text, root, "hang") as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "half way\n"
+        with start(text, root, "straight") as second, start(text, root, "straight") as third:
+            time.sleep(0.05)
+            first.communicate("")  # lets the first one go on
+            answers = [process.communicate()[0] for process in (second, third)]
+    assert [first.returncode, second.returncode, third.returncode] == [0, 0, 0]
+    assert answers[0] == answers[1] != ""
+    assert len(list(root.iterdir())) == 1
+
+
+def test_a_run_that_fails_leaves_nothing(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.ShardWriter, "append", full)
+    with pytest.raises(DataError, match=r"cannot write prepared data .*No space left.*free some"):
+        prepare(text, root=tmp_path / "data", progress=False)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_root_that_cannot_be_written_is_a_data_error(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot write prepared data"):
+        prepare(text, root=tmp_path / "file" / "data", progress=False)
+
+
+def test_text_that_changes_meanwhile_is_an_error(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = module._Job._write
+
+    def meddle(self: module._Job, *args: object) -> object:
+        os.utime(text, ns=(1, 1))
+        return write(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module._Job, "_write", meddle)
+    with pytest.raises(DataError, match="changed while it was being read"):
+        prepare(text, root=tmp_path / "data", progress=False)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+# What can be wrong
+
+
+def test_empty_files_are_skipped_and_counted(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "mark.txt").write_bytes(b"\xef\xbb\xbf")
+    data = prepare(f"{tmp_path}/*.txt", root=tmp_path / "data", tokenizer="bytes", progress=False)
+    assert data.meta["empty_documents"] == 2
+    assert data.meta["splits"]["train"]["documents"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no text found: 1 documents in .*bad.txt, all empty"),
+        (b"a", "1 characters in all, too few"),
+        (b"abc\xffd" * 100, "bad.txt is not UTF-8: byte 0xFF at byte offset 3"),
+        (b"abc\0d" * 100, "bad.txt is not a text file: .*byte offset 3"),
+    ],
+)
+def test_bad_text_is_a_data_error(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "bad.txt").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        prepare(tmp_path / "bad.txt", root=tmp_path / "data", progress=False)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"tokenizer": "words"}, TokenizerError, "'words' is unknown; there are bpe, bytes, chars"),
+        ({"vocab_size": 256}, TokenizerError, "vocab_size is 256, .* at least 257"),
+        ({"val_fraction": 0.0}, ConfigError, "val_fraction is 0.0"),
+        ({"val_fraction": 1.0}, ConfigError, "val_fraction is 1.0"),
+        ({"val_fraction": float("nan")}, ConfigError, "val_fraction is nan"),
+        ({"shard_tokens": 0}, ConfigError, "shard_tokens is 0"),
+    ],
+)
+def test_bad_settings_are_named_before_any_work(
+    text: Path, tmp_path: Path, settings: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        prepare(text, root=tmp_path / "data", progress=False, **settings)  # type: ignore[arg-type]
+    assert not (tmp_path / "data").exists()
+
+
+def test_progress_goes_to_stderr_or_nowhere(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(text, root=tmp_path / "a", progress=False)
+    assert capsys.readouterr() == ("", "")
+    prepare(text, root=tmp_path / "b")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(step in err for step in ("reading", "learning bpe", "tokenizing", "B/s"))
+
+
+def test_meta_tells_where_the_data_comes_from(text: Path, tmp_path: Path) -> None:
+    data = prepare(text, root=tmp_path, vocab_size=300, progress=False)
+    assert PreparedData.open(data.folder).meta == data.meta
+    meta = json.loads((data.folder / "meta.json").read_text())
+    [source] = meta["sources"]
+    facts = text.stat()
+    assert source == {"path": str(text), "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+    assert meta["tokenizer"]["vocab_size"] == 300
+    assert meta["tokenizer"]["fingerprint"] == data.tokenizer.fingerprint
+    assert meta["fingerprint"][:12] == data.folder.name[-12:]

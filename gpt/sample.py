@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from gpt.params import SamplingParams, random_seed
+
+if TYPE_CHECKING:
+    from gpt.generate import Piece
 
 EXAMPLES = """\
 examples:
@@ -127,36 +131,57 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
         dtype=dtype,
         device=device,
     )
-    write = _writer()
-    texts = ["" for _ in range(args.num_samples)]
-    done = [False] * args.num_samples
-    shown = 0
-    # Samples are made side by side. The first unfinished one streams, the others wait their turn.
-    for piece in pieces:
-        if piece.choice == shown:
-            if not texts[shown] and not done[shown]:
-                _headline(write, shown, args.num_samples, prompt)
-            write(piece.text)
-        texts[piece.choice] += piece.text or ""
-        done[piece.choice] = piece.finish_reason is not None
-        while shown < args.num_samples and done[shown]:
-            write("\n")
-            shown += 1
-            if shown < args.num_samples and texts[shown]:
-                _headline(write, shown, args.num_samples, prompt)
-                write(texts[shown])
+    made = show(pieces, args.num_samples, prompt, _write)
+    if params.max_tokens is not None and made.get("length", params.max_tokens) < params.max_tokens:
+        print(
+            f"note: the context of {loaded.model.config.block_size} tokens was full before "
+            f"--max-tokens {params.max_tokens} was reached",
+            file=sys.stderr,
+        )
     return 0
 
 
-def _headline(write: Callable[[str], None], index: int, count: int, prompt: str) -> None:
-    if count > 1:
-        write(f"--- {index + 1} of {count} ---\n")
-    write(prompt)
+def show(
+    pieces: Iterable[Piece], count: int, prompt: str, write: Callable[[str], None]
+) -> dict[str, int]:
+    """Print samples one after another, although they are made side by side: the first that is not
+    finished streams, the others wait their turn.
+
+    Returns:
+        For each reason to finish that occurred, the fewest tokens a sample had then.
+    """
+    texts = [""] * count
+    tokens = [0] * count
+    finished: set[int] = set()
+    shortest: dict[str, int] = {}
+    shown = -1
+
+    def headline(index: int) -> None:
+        if count > 1:
+            write(f"--- {index + 1} of {count} ---\n")
+        write(prompt)
+
+    for piece in pieces:
+        if shown < 0:  # not before the first piece: a prompt that is refused should print nothing
+            shown = 0
+            headline(0)
+        if piece.choice == shown:
+            write(piece.text)
+        texts[piece.choice] += piece.text
+        tokens[piece.choice] += 1
+        if piece.finish_reason is not None:
+            finished.add(piece.choice)
+            reason, n = piece.finish_reason.value, tokens[piece.choice]
+            shortest[reason] = min(n, shortest.get(reason, n))
+        while shown in finished:
+            write("\n")
+            shown += 1
+            if shown < count:
+                headline(shown)
+                write(texts[shown])
+    return shortest
 
 
-def _writer() -> Callable[[str], None]:
-    def write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    return write
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

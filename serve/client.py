@@ -152,7 +152,7 @@ class CompletionStream:
         return self
 
     def __next__(self) -> Delta:
-        with _errors(self._target):
+        with _errors(self._target, connected=self.request_id != ""):
             for response in self._call:
                 kind = response.WhichOneof("event")
                 if kind == "prompt":
@@ -202,7 +202,12 @@ class Client:
 
         self.target = target
         self.timeout = timeout
-        self._channel: grpc.Channel = grpc.insecure_channel(target)
+        # A server that is being started should be found soon after it is there.
+        backoff = {"initial": 100, "min": 100, "max": 5000}
+        self._channel: grpc.Channel = grpc.insecure_channel(
+            target,
+            options=[(f"grpc.{k}_reconnect_backoff_ms", value) for k, value in backoff.items()],
+        )
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def generate(
@@ -389,17 +394,17 @@ def _finish(message: pb.Finish) -> Finish:
 
 
 @contextlib.contextmanager
-def _errors(target: str) -> Iterator[None]:
+def _errors(target: str, *, connected: bool = False) -> Iterator[None]:
     """gRPC's errors as RequestErrors."""
     import grpc
 
     try:
         yield
     except grpc.RpcError as error:
-        raise _readable(error, target) from None
+        raise _readable(error, target, connected) from None
 
 
-def _readable(error: grpc.RpcError, target: str) -> RequestError:
+def _readable(error: grpc.RpcError, target: str, connected: bool) -> RequestError:
     from google.rpc import error_details_pb2
     from grpc_status import rpc_status
 
@@ -417,8 +422,9 @@ def _readable(error: grpc.RpcError, target: str) -> RequestError:
             detail.Unpack(info)
             retry_after = info.retry_delay.ToNanoseconds() / 1e9
     if code == "UNAVAILABLE" and status is None:
-        # No status of ours: the connection itself failed, before or while the server answered.
-        message = f"no server can be reached at {target} ({said}); is `antiphon serve` running?"
+        # No status of the service's own: the connection itself failed.
+        what = "lost the connection to" if connected else "no server can be reached at"
+        message = f"{what} {target} ({said}); is `antiphon serve` running?"
     elif code == "DEADLINE_EXCEEDED":
         message = f"{target} did not finish within the time limit; allow more with a longer timeout"
     else:

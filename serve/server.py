@@ -62,6 +62,15 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
     settings = parse(argv, prog)
     if not settings.model.exists():  # found out before torch is imported, which takes seconds
         raise CheckpointError(f"no model at {settings.model}: give a model folder or a checkpoint")
+    start_log()
+
+    from serve.life import run
+
+    return run(settings, load)
+
+
+def start_log() -> None:
+    """The log of a server process: standard error, one line an event."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
@@ -69,10 +78,6 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
     )
     # gRPC's own log repeats in five lines what we say in one; GRPC_VERBOSITY=INFO brings it back.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-    from serve.life import run
-
-    return run(settings, load)
 
 
 def load(settings: Settings) -> Engine:

@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import grpc
 
 from gpt.sequence import Sequence
-from serve.engine import Engine
 from serve.reply import Delta, EngineStoppedError, Finish, GenerationFailedError, Reply
 from serve.requests import InvalidRequestError, SpecReader
 from serve.scheduler import PoolTooSmallError, QueueFullError
 from serve.status import abort, bad_request, retry_after
 from serve.v1 import generation_pb2 as pb
 from serve.v1 import generation_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:  # not at run time: the port is bound before torch, which takes seconds, is loaded
+    from serve.engine import Engine
 
 NAME = "serve.v1.GenerationService"
 

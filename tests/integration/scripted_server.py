@@ -1,0 +1,43 @@
+"""A server process with a scripted model: `antiphon serve` in all but what it loads.
+
+MODEL is a folder. Loading waits until it holds the file `loaded`; the model says `a` for ever, a
+forward every 10 ms; once the folder holds the file `break` the engine's scheduler fails.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpt.tokenizer import Tokenizer
+from serve.engine import Engine
+from serve.life import run
+from serve.server import Settings, parse, start_log
+from tests.serve.scripted import ScriptedModel
+
+
+def load(settings: Settings) -> Engine:
+    while not (settings.model / "loaded").exists():
+        time.sleep(0.01)
+
+    def following(position: int, token: int) -> int:
+        time.sleep(0.01)
+        if (settings.model / "break").exists():
+            engine._scheduler.schedule = lambda: 1 / 0  # type: ignore[method-assign]
+        return ord("a")
+
+    tokenizer = Tokenizer.bytes()
+    model = ScriptedModel(tokenizer.n_vocab, following, block_size=10_000)
+    engine = Engine(
+        model,
+        tokenizer,
+        name="scripted",
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+    )
+    return engine
+
+
+if __name__ == "__main__":
+    start_log()
+    sys.exit(run(parse(sys.argv[1:], "antiphon serve"), load))

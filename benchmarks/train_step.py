@@ -1,0 +1,89 @@
+"""Tokens/s of a training step, by precision and compilation, against the machine's limit.
+
+    python -m benchmarks.train_step [--preset tiny --batch 16 --rounds 15]
+
+The step is forward, backward and fused AdamW on random tokens: no data loading, no logging. FLOPs
+count 6 per parameter and token for the matrices (forward 2, backward 4) and 6 * n_layer * n_head *
+head_dim * T per token for causal attention, half of the full square.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.common import interleave, machine, matmul_flops
+from gpt.config import PRESETS, GPTConfig
+from gpt.model import GPT
+
+
+def flops_per_token(model: GPT) -> float:
+    """Forward and backward, matrices and causal attention."""
+    config = model.config
+    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2)
+    if not config.tie_embeddings:
+        matrices -= model.embed.weight.numel()  # a look-up, not a product
+    if model.embed_pos is not None:
+        matrices -= model.embed_pos.weight.numel()
+    attention = config.n_layer * config.n_head * config.head_width * config.block_size
+    return 6 * matrices + 6 * attention
+
+
+def make_step(model: GPT, ids: torch.Tensor, bf16: bool) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = model(ids[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="tiny", choices=PRESETS)
+    parser.add_argument("--vocab", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--compile", action="store_true", help="also time compiled steps")
+    args = parser.parse_args()
+
+    config = GPTConfig.preset(args.preset).replace(vocab_size=args.vocab)
+    ids = torch.randint(0, args.vocab, (args.batch, config.block_size + 1))
+    tokens = args.batch * config.block_size
+    subjects: dict[str, Callable[[], None]] = {}
+    for compiled in [False, True][: 1 + args.compile]:
+        for bf16 in (False, True):
+            torch.manual_seed(0)
+            model = GPT(config)
+            if compiled:
+                model.compile()
+            name = ("bf16" if bf16 else "float32") + (" compiled" if compiled else "")
+            subjects[name] = make_step(model, ids, bf16)
+    times = interleave(subjects, args.rounds)
+    flops = flops_per_token(model)
+    limits = {
+        "float32": matmul_flops(torch.float32),
+        "bf16": matmul_flops(torch.bfloat16),
+    }
+    print(machine())
+    print(
+        f"{args.preset}, {model.num_params() / 1e6:.2f} M parameters, context {config.block_size}, "
+        f"batch {args.batch}, {flops / 1e6:.1f} MFLOP a token; matrix products of 1024: "
+        + ", ".join(f"{name} {limit / 1e9:.0f} GFLOP/s" for name, limit in limits.items())
+    )
+    for name, timing in times.items():
+        rate = tokens / timing.median
+        share = rate * flops / limits[name.split()[0]]
+        print(f"  {name:17} {timing}   {rate:8.0f} tokens/s   {share:4.0%} of the limit")
+
+
+if __name__ == "__main__":
+    main()

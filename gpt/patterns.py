@@ -19,11 +19,6 @@ if TYPE_CHECKING:  # reading a configuration checks its pattern, and should not 
 class Pattern(Protocol):
     """What `gpt.plan` needs to know of a pattern."""
 
-    @property
-    def reach(self) -> int | None:
-        """How many positions back, itself included, a token can see; None: all of them. What lies
-        further back need not be kept in the cache."""
-
     def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """Whether the query at `q_pos` may look at the key at `k_pos`; the shapes broadcast.
 
@@ -36,10 +31,6 @@ class Pattern(Protocol):
 class Causal:
     """Everything up to and including itself (Vaswani et al., arXiv 1706.03762, section 3.2.3)."""
 
-    @property
-    def reach(self) -> None:
-        return None
-
     def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return k_pos <= q_pos
 
@@ -49,10 +40,6 @@ class SlidingWindow:
     """Itself and the `width - 1` positions before it (Beltagy et al., arXiv 2004.05150)."""
 
     width: int
-
-    @property
-    def reach(self) -> int:
-        return self.width
 
     def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         return (k_pos <= q_pos) & (q_pos - k_pos < self.width)

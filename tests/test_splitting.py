@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import tiktoken
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpt import splitting
@@ -38,6 +38,7 @@ SPLITTERS = {p: Splitter(p) for p in ENCODINGS}
 
 
 @pytest.mark.parametrize("pattern", ENCODINGS)
+@settings(deadline=None)
 @given(text=mixed, size=st.integers(16, 40))
 def test_ids_of_the_segments_are_the_ids_of_the_whole(pattern: str, text: str, size: int) -> None:
     splitter, encode = SPLITTERS[pattern], ENCODINGS[pattern].encode_ordinary
@@ -51,6 +52,7 @@ def test_ids_of_the_segments_are_the_ids_of_the_whole(pattern: str, text: str, s
 
 
 @pytest.mark.parametrize("pattern", ENCODINGS)
+@settings(deadline=None)
 @given(text=mixed, seed=st.integers(0, 2**32), size=st.integers(1, 40))
 def test_segments_do_not_depend_on_the_chunks(
     pattern: str, text: str, seed: int, size: int

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import InexpressibleTextError, TokenizerError
@@ -33,6 +33,7 @@ any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bytes"])
+@settings(deadline=None)
 @given(text=any_text)
 def test_any_text_comes_back(kind: str, text: str) -> None:
     ids = MAKERS[kind].encode(text)
@@ -41,6 +42,7 @@ def test_any_text_comes_back(kind: str, text: str) -> None:
     assert all(0 <= token < MAKERS[kind].eot for token in ids)
 
 
+@settings(deadline=None)
 @given(text=st.text(ALPHABET, max_size=80))
 def test_chars_gives_one_id_a_character(text: str) -> None:
     ids = CHARS.encode(text)
@@ -48,6 +50,7 @@ def test_chars_gives_one_id_a_character(text: str) -> None:
     assert CHARS.decode(ids) == text
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, BPE.n_vocab - 1)))
 def test_any_ids_decode(ids: list[int]) -> None:
     data = b"".join(map(BPE.token_bytes, ids))
@@ -82,6 +85,7 @@ def test_an_unknown_id_is_named(token: int) -> None:
 # Inexpressible text (S27)
 
 
+@settings(deadline=None)
 @given(before=st.text(ALPHABET, max_size=20), bad=st.characters(exclude_categories=["Cs"]))
 def test_chars_names_the_first_character_it_lacks(before: str, bad: str) -> None:
     if bad in ALPHABET:
@@ -112,6 +116,7 @@ def test_a_missing_byte_does_no_harm_inside_a_merged_token() -> None:
     assert stepwise.decode(stepwise.encode("a文文")) == "a文文"
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_the_check_foretells_a_panic_exactly(data: st.DataObject) -> None:
     letters = "abcd"

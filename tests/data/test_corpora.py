@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.data import corpora
@@ -109,6 +109,7 @@ def test_a_file_that_vanished_is_a_data_error(tree: Path) -> None:
 # Decoding
 
 
+@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_characters="\0"), max_size=60), block=st.integers(1, 9))
 def test_text_comes_back_whatever_the_block_size(text: str, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -117,6 +118,7 @@ def test_text_comes_back_whatever_the_block_size(text: str, block: int) -> None:
         assert "".join(decode_utf8(io.BytesIO(text.encode("utf-8-sig")), "x")) == text
 
 
+@settings(deadline=None)
 @given(
     before=st.text(st.characters(exclude_characters="\0"), max_size=20),
     bad=st.sampled_from(

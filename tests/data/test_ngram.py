@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.data import ngram
@@ -45,6 +45,7 @@ def test_bigrams_by_hand() -> None:
     assert bits == pytest.approx(-np.log2(0.5 * b))  # after the start only a was seen
 
 
+@settings(deadline=None)
 @given(
     symbols=st.lists(st.integers(0, 2), min_size=1, max_size=60),
     order=st.integers(1, 4),

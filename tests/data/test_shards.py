@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.data.prepare import prepare
@@ -50,6 +50,7 @@ def test_slices_cross_shard_borders(tmp_path: Path, limit: int) -> None:
         array[::2]
 
 
+@settings(deadline=None)
 @given(limit=st.integers(1, 9), ids=st.lists(st.integers(0, 70_000), min_size=1, max_size=30))
 def test_large_ids_survive(
     tmp_path_factory: pytest.TempPathFactory, limit: int, ids: list[int]

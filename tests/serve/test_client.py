@@ -1,0 +1,103 @@
+"""The client's errors, and the `antiphon generate` command."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from gpt.errors import SamplingError, UserError
+from gpt.tokenizer import Tokenizer
+from serve.client import Client, RequestError, main
+from tests.serve.scripted import ANY, ScriptedModel
+from tests.serve.served import Served
+
+BYTES = Tokenizer.bytes()
+NOBODY = "127.0.0.1:1"
+Serve = Callable[..., Served]
+
+
+def test_a_server_that_is_not_there_is_one_line_that_names_it() -> None:
+    with Client(NOBODY) as client:
+        for call in (client.model, lambda: client.generate("x"), lambda: list(client.stream("x"))):
+            with pytest.raises(RequestError, match=f"no server can be reached at {NOBODY}") as it:
+                call()
+            assert isinstance(it.value, UserError)
+            assert it.value.code == "UNAVAILABLE"
+            assert "\n" not in str(it.value)
+        with pytest.raises(RequestError, match=r"not ready within 0\.1 s: it did not answer"):
+            client.await_ready(0.1)
+
+
+def test_the_model_describes_itself(serve: Serve) -> None:
+    model = serve(ScriptedModel.of(BYTES, [])).client.model()
+    assert (model.name, model.block_size, model.vocab_size) == ("scripted", 64, 257)
+    assert (model.tokenizer_kind, model.tokenizer_fingerprint) == ("bytes", BYTES.fingerprint)
+    assert model.dtype == "float32"
+    assert model.architecture["n_layer"] == 1
+    assert model.architecture["pattern"] == "causal"
+
+
+def test_the_command_streams_prompt_and_text(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(ScriptedModel.of(BYTES, list("ď, hear me.".encode())))
+    at = ["--target", served.server.target]
+    assert main([*at, "--prompt", "F"], "antiphon generate") == 0
+    assert capsys.readouterr().out == "Fď, hear me.\n"
+    assert main([*at, "--prompt", "F", "--stop", "me", "--no-stream"], "antiphon generate") == 0
+    assert capsys.readouterr().out == "Fď, hear \n"
+
+
+def test_the_command_honours_its_settings(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve(ScriptedModel(BYTES.n_vocab, lambda *_: ANY))
+
+    def out(*flags: str) -> str:
+        flags = ("--target", served.server.target, "--prompt", "", *flags)
+        assert main(list(flags), "antiphon generate") == 0
+        return capsys.readouterr().out
+
+    assert out("--temperature", "0", "--max-tokens", "3") == "\0\0\0\n"
+    assert out("--top-k", "1", "--max-tokens", "2") == "\0\0\n"
+    assert out("--top-p", "1e-9", "--max-tokens", "2") == "\0\0\n"
+    seeded = ("--seed", "0", "--max-tokens", "20")
+    assert out(*seeded) == out(*seeded) != out("--seed", "1", "--max-tokens", "20")
+
+
+def test_the_command_reads_its_prompt_from_a_pipe(
+    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(ScriptedModel.of(BYTES, []))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Once more"))
+    assert main(["--target", served.server.target, "--prompt", "-"], "antiphon generate") == 0
+    assert capsys.readouterr().out == "Once more\n"
+
+
+def test_the_command_prints_nothing_but_the_error_when_it_is_refused(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(ScriptedModel.of(BYTES, [], block_size=4))
+    with pytest.raises(RequestError, match="context holds 4"):
+        main(["--target", served.server.target, "--prompt", "too long"], "antiphon generate")
+    with pytest.raises(SamplingError, match="temperature"):
+        main(["--target", NOBODY, "--temperature", "nan"], "antiphon generate")
+    with pytest.raises(SystemExit) as usage:
+        main(["--timeout", "nan"], "antiphon generate")
+    assert usage.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_asking_for_help_imports_neither_torch_nor_grpc() -> None:
+    for module in ("serve.client", "serve.server"):
+        code = (
+            f"import sys, {module} as m\n"
+            "try: m.main(['--help'], 'antiphon x')\n"
+            "except SystemExit as end: assert end.code == 0\n"
+            "assert not {'torch', 'grpc', 'tiktoken', 'lightning'} & set(sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "examples:" in done.stdout

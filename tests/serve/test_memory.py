@@ -1,0 +1,67 @@
+"""How large the KV cache becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt.cache import KVCache
+from gpt.config import GPTConfig
+from gpt.errors import ServerError
+from serve import memory
+from serve.memory import size_pool
+
+CONFIG = GPTConfig(vocab_size=10, block_size=100, n_layer=2, n_head=2, d_model=8)
+CPU = torch.device("cpu")
+
+
+def pool(budget: int | None, max_running: int = 4) -> memory.Pool:
+    return size_pool(
+        CONFIG,
+        page_size=16,
+        dtype=torch.float32,
+        device=CPU,
+        max_running=max_running,
+        budget=budget,
+    )
+
+
+def test_enough_for_every_running_context_and_no_more() -> None:
+    assert pool(2**30).n_pages == 1 + 4 * 7  # 100 tokens fill 7 pages of 16
+
+
+def test_no_more_than_the_budget() -> None:
+    page = KVCache.page_bytes(CONFIG, 16, torch.float32)
+    assert page == 2 * 2 * 8 * 4 * 16  # keys and values, layers, width, bytes, tokens
+    assert pool(12 * page + 5).n_pages == 12
+    cache = KVCache(CONFIG, 12, 16)
+    held = sum(t.nbytes for i in range(2) for t in (cache.layer(i).keys, cache.layer(i).values))
+    assert held == 12 * page
+
+
+def test_a_budget_below_one_context_is_an_error_with_the_number() -> None:
+    with pytest.raises(ServerError, match=r"100 tokens takes .* GiB; set --kv-cache-gb"):
+        pool(1000)
+    assert pool(8 * KVCache.page_bytes(CONFIG, 16)).n_pages == 8
+
+
+def test_a_share_of_the_free_memory_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = KVCache.page_bytes(CONFIG, 16)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 40 * page)
+    assert pool(None).n_pages == 10
+    assert "9 pages of 16 tokens" in str(pool(None))
+
+
+def test_a_container_s_limit_counts_where_there_is_one(tmp_path: Path) -> None:
+    assert memory._cgroup(tmp_path) is None
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._cgroup(tmp_path) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory._cgroup(tmp_path) == 700
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nMemAvailable:    64 kB\n")
+    assert memory._meminfo(tmp_path / "meminfo") == 64 * 1024
+    assert memory._meminfo(tmp_path / "none") is None
+    assert memory.free_memory(CPU) > 0

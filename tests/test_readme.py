@@ -33,8 +33,8 @@ STEPS, RESUMED_STEPS = 20, 30
 ANTIPHON = """\
 #!/bin/sh
 # `antiphon`, with training made short.
-case "$1 $2" in
-"train fit")
+case "$1" in
+train)
     steps={steps}
     source="--data.source {corpus}"
     case "$*" in *--ckpt_path*) steps={resumed_steps} ;; esac

@@ -14,12 +14,19 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpt.errors import ServerError
 from gpt.sample import add_sampling_arguments, read_prompt, sampling_params
+from serve.results import (
+    Completion,
+    Delta,
+    Finish,
+    ModelInfo,
+    RequestError,
+    finish_of,
+    readable_errors,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,9 +35,18 @@ if TYPE_CHECKING:
 
     from serve.v1 import generation_pb2 as pb
 
+__all__ = [
+    "Client",
+    "Completion",
+    "CompletionStream",
+    "Delta",
+    "Finish",
+    "ModelInfo",
+    "RequestError",
+]
+
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT = 300.0
-RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
 EXAMPLES = """\
 examples:
@@ -39,94 +55,6 @@ examples:
   antiphon generate --prompt "To be" --stop "." --max-tokens 100 --no-stream
   echo "Once more" | antiphon generate --prompt -
 """
-
-
-class RequestError(ServerError):
-    """The server refused or failed, or could not be reached.
-
-    Attributes:
-        code: name of the gRPC status, for example `INVALID_ARGUMENT`.
-        violations: `(field, description)` of each fault of the request, if that was the reason.
-        retry_after: seconds after which the server wants to be asked again, if it said so.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str,
-        violations: Sequence[tuple[str, str]] = (),
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.violations = list(violations)
-        self.retry_after = retry_after
-
-    @property
-    def retryable(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.code in RETRYABLE
-
-
-@dataclass(frozen=True)
-class Delta:
-    """A piece of a text, and the tokens made since the last one."""
-
-    text: str
-    token_ids: list[int]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """How a text ended.
-
-    Attributes:
-        reason: `stop`, `end_of_text` or `length`.
-        matched_stop: the stop string that ended it.
-        completion_tokens: tokens made, end-of-text and those of a stop string included.
-        seed: makes the same text again.
-        queue_seconds, prefill_seconds, decode_seconds: where the server's time went.
-    """
-
-    reason: str
-    matched_stop: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    seed: int
-    queue_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A whole text.
-
-    Attributes:
-        request_id: the server's id of the request; its log uses it.
-        model: name of the model that made it.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish: Finish
-    request_id: str
-    model: str
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """The model that is served. `architecture` holds plain values by their field's name."""
-
-    name: str
-    block_size: int
-    vocab_size: int
-    parameter_count: int
-    dtype: str
-    architecture: Mapping[str, int | str]
-    tokenizer_kind: str
-    tokenizer_fingerprint: str
 
 
 class CompletionStream:
@@ -152,7 +80,7 @@ class CompletionStream:
         return self
 
     def __next__(self) -> Delta:
-        with _errors(self._target, connected=self.request_id != ""):
+        with readable_errors(self._target, connected=self.request_id != ""):
             for response in self._call:
                 kind = response.WhichOneof("event")
                 if kind == "prompt":
@@ -163,7 +91,7 @@ class CompletionStream:
                 elif kind == "delta":
                     return Delta(response.delta.text, list(response.delta.token_ids))
                 elif kind == "finish":
-                    self.finish = _finish(response.finish)
+                    self.finish = finish_of(response.finish)
         raise StopIteration
 
     def cancel(self) -> None:
@@ -235,7 +163,7 @@ class Client:
         from serve.v1 import generation_pb2 as pb
 
         spec = _spec(prompt, temperature, top_k, top_p, max_tokens, stop, seed, model)
-        with _errors(self.target):
+        with readable_errors(self.target):
             response = self._stub.Generate(
                 pb.GenerateRequest(spec=spec), timeout=self._deadline(timeout)
             )
@@ -243,7 +171,7 @@ class Client:
         return Completion(
             choice.text,
             list(choice.token_ids),
-            _finish(choice.finish),
+            finish_of(choice.finish),
             response.prompt.request_id,
             response.prompt.model,
         )
@@ -274,7 +202,7 @@ class Client:
         """What model is served."""
         from serve.v1 import generation_pb2 as pb
 
-        with _errors(self.target):
+        with readable_errors(self.target):
             found = self._stub.GetModel(pb.GetModelRequest(), timeout=self._deadline(None))
         return ModelInfo(
             name=found.name,
@@ -302,7 +230,7 @@ class Client:
         end = time.monotonic() + timeout
         seen = "it did not answer"
         while (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(RequestError), _errors(self.target):
+            with contextlib.suppress(RequestError), readable_errors(self.target):
                 answer = health.Check(
                     health_pb2.HealthCheckRequest(), timeout=left, wait_for_ready=True
                 )
@@ -377,61 +305,6 @@ def _spec(
     return spec
 
 
-def _finish(message: pb.Finish) -> Finish:
-    from serve.v1 import generation_pb2 as pb
-
-    name: str = pb.FinishReason.Name(message.reason)
-    return Finish(
-        reason=name.removeprefix("FINISH_REASON_").lower(),
-        matched_stop=message.matched_stop if message.HasField("matched_stop") else None,
-        prompt_tokens=message.usage.prompt_tokens,
-        completion_tokens=message.usage.completion_tokens,
-        seed=message.seed,
-        queue_seconds=message.timing.queue_seconds,
-        prefill_seconds=message.timing.prefill_seconds,
-        decode_seconds=message.timing.decode_seconds,
-    )
-
-
-@contextlib.contextmanager
-def _errors(target: str, *, connected: bool = False) -> Iterator[None]:
-    """gRPC's errors as RequestErrors."""
-    import grpc
-
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise _readable(error, target, connected) from None
-
-
-def _readable(error: grpc.RpcError, target: str, connected: bool) -> RequestError:
-    from google.rpc import error_details_pb2
-    from grpc_status import rpc_status
-
-    code, said = error.code().name, error.details() or ""
-    violations: list[tuple[str, str]] = []
-    retry_after = None
-    status = rpc_status.from_call(error)
-    for detail in status.details if status else ():
-        if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            bad = error_details_pb2.BadRequest()
-            detail.Unpack(bad)
-            violations += [(fault.field, fault.description) for fault in bad.field_violations]
-        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            info = error_details_pb2.RetryInfo()
-            detail.Unpack(info)
-            retry_after = info.retry_delay.ToNanoseconds() / 1e9
-    if code == "UNAVAILABLE" and status is None:
-        # No status of the service's own: the connection itself failed.
-        what = "lost the connection to" if connected else "no server can be reached at"
-        message = f"{what} {target} ({said}); is `antiphon serve` running?"
-    elif code == "DEADLINE_EXCEEDED":
-        message = f"{target} did not finish within the time limit; allow more with a longer timeout"
-    else:
-        message = f"{target} answered {code}: {said}"
-    return RequestError(message, code=code, violations=violations, retry_after=retry_after)
-
-
 def main(argv: list[str], prog: str = "antiphon generate") -> int:
     """Ask a server for text and print it as it comes, after its prompt, like `antiphon sample`.
 
@@ -496,4 +369,11 @@ def main(argv: list[str], prog: str = "antiphon generate") -> int:
                 sys.stdout.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
+        end = stream.finish
+    if end and end.reason == "length" and end.completion_tokens < (params.max_tokens or 0):
+        print(
+            f"note: the model's context was full before --max-tokens {params.max_tokens} was "
+            "reached",
+            file=sys.stderr,
+        )
     return 0

@@ -67,6 +67,19 @@ def test_the_command_honours_its_settings(serve: Serve, capsys: pytest.CaptureFi
     assert out(*seeded) == out(*seeded) != out("--seed", "1", "--max-tokens", "20")
 
 
+def test_the_command_says_when_the_context_was_full(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(ScriptedModel(BYTES.n_vocab, lambda *_: ord("a"), block_size=4))
+    flags = ["--target", served.server.target, "--prompt", "xy", "--max-tokens"]
+    assert main([*flags, "3"], "antiphon generate") == 0
+    assert capsys.readouterr() == ("xyaaa\n", "")
+    assert main([*flags, "4"], "antiphon generate") == 0
+    out, err = capsys.readouterr()
+    assert out == "xyaaa\n"
+    assert "context was full before --max-tokens 4" in err
+
+
 def test_the_command_reads_its_prompt_from_a_pipe(
     serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -356,7 +356,7 @@ def serve_and_call(
             if (end := stream.finish) is None:
                 raise DemoError("the stream ended without saying why")
             _say(
-                f"\n{INDENT}{kind}, seed {end.seed}: {end.completion_tokens} tokens, "
+                f"\n{INDENT}{kind}: {end.completion_tokens} tokens, "
                 f"the first after {1000 * (end.queue_seconds + end.prefill_seconds):.0f} ms, "
                 f"the others in {end.decode_seconds:.2f} s",
                 indent="",

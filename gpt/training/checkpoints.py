@@ -65,7 +65,9 @@ class RunCheckpoints(Checkpoint):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_trial(trainer):
             return
-        loss = float(trainer.callback_metrics["val/loss"])
+        assert isinstance(pl_module, GPTModule)
+        assert pl_module.evaluation is not None
+        loss = pl_module.evaluation.loss
         if not math.isfinite(loss):
             good = f"the last good one is {self.run.last}" if self.best_step is not None else (
                 "there is no earlier one"

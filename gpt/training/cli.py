@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import lightning as L
 import torch
+import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
@@ -24,12 +25,20 @@ from gpt.errors import ConfigError, UserError
 from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly, Throughput
 from gpt.training.checkpoints import ExportModel, RunCheckpoints, read_checkpoint
 from gpt.training.data import TextDataModule
-from gpt.training.loggers import MetricsCSV, Wandb, WandbRunId, make_wandb_logger, wandb_mode
+from gpt.training.loggers import (
+    MetricsCSV,
+    Wandb,
+    WandbRunId,
+    finish_wandb,
+    make_wandb_logger,
+    wandb_mode,
+)
 from gpt.training.module import GPTModule
 from gpt.training.progress import RunProgress, say
 from gpt.training.run import RunFolder, find_config
 
 INTERRUPTED = 130
+MAX_SEED = 2**32 - 1  # numpy's
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # a run's length is max_steps
@@ -41,6 +50,11 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "use_distributed_sampler": False,  # the loaders share the blocks out themselves
 }
+
+
+DESCRIPTION = """Train a GPT on text (fit), or measure one on the held-out part of it (validate, test).
+Everything a run makes is in runs/<name>/. Settings come from a YAML file or the name of a shipped one
+(--config shakespeare-tiny), and flags win over it: fit --help lists them."""
 
 
 class UsageError(Exception):
@@ -122,6 +136,10 @@ class TrainCLI(LightningCLI):
             )
             self.config = parser.parse_args(args)
             given = self.config[self.config.subcommand]
+        if not 0 <= given.seed_everything <= MAX_SEED:
+            raise ConfigError(
+                f"seed_everything is {given.seed_everything}, but must be in 0 to {MAX_SEED}"
+            )
         if given.name is None:
             given.name = Path(str(given.config[-1])).stem if given.get("config") else "run"
 
@@ -197,6 +215,7 @@ class TrainCLI(LightningCLI):
             say(f"resuming from {self.resume_from}")
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.resume_from)
+            finish_wandb(self.trainer.loggers)
         except SystemExit:
             # Lightning's answer to Ctrl-C, once everything is torn down.
             if self.stop is not None and self.stop.saved:
@@ -280,12 +299,24 @@ def _with_config_paths(argv: list[str]) -> list[str]:
     for argument in argv:
         flag, equals, value = argument.partition("=")
         if after_flag:
-            argument = str(find_config(argument))
+            argument = _readable_config(argument)
         elif equals and flag in ("--config", "-c"):
-            argument = f"{flag}={find_config(value)}"
+            argument = f"{flag}={_readable_config(value)}"
         after_flag = argument in ("--config", "-c")
         found.append(argument)
     return found
+
+
+def _readable_config(given: str) -> str:
+    """The path of a config. Raises UsageError that names it if it is not YAML."""
+    path = find_config(given)
+    try:
+        yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    return str(path)
 
 
 def _quiet() -> None:
@@ -316,7 +347,7 @@ def main(argv: list[str] | None = None, prog: str = "train.py") -> int:
             TextDataModule,
             args=_with_config_paths(list(sys.argv[1:] if argv is None else argv)),
             parser_class=Parser,
-            parser_kwargs={"prog": prog},
+            parser_kwargs={"prog": prog, "description": DESCRIPTION},
             trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"save_to_log_dir": False},

@@ -44,8 +44,6 @@ class TextDataModule(L.LightningDataModule):
         for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             if value < 1:
                 raise ConfigError(f"data.{name} is {value}, but must be at least 1")
-        if not 0 <= seed < 2**32:
-            raise ConfigError(f"seed_everything is {seed}, but must be in 0 to {2**32 - 1}")
         self.source = source
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size

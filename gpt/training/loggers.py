@@ -190,3 +190,11 @@ def make_wandb_logger(
 
     run = _start_wandb(folder, name, run_id, mode, config)
     return WandbLogger(experiment=run, save_dir=str(folder), log_model=False)
+
+
+def finish_wandb(loggers: list[Logger]) -> None:
+    """Close the wandb run, if one is among the loggers: what is still in memory is written."""
+    for logger in loggers:
+        if logger.__class__.__name__ == "WandbLogger":
+            experiment = logger.experiment  # type: ignore[attr-defined]
+            experiment.finish()

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpt.checkpoint import PAYLOAD_KEY, checkpoint_payload
 from gpt.config import GPTConfig
@@ -146,9 +146,30 @@ class GPTModule(L.LightningModule):
         return learning_rate(self.global_step, self.trainer.max_steps, self.optimizer_config)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # A gradient scaler (fp16) and clipping need to come between, which fused AdamW forbids.
-        fused = getattr(self.trainer.precision_plugin, "scaler", None) is None
+        # A scaler must take its factor out of the gradients before they are clipped, which fused
+        # AdamW would do again.
+        fused = not self._scales_gradients
         return make_adamw(self.named_parameters(), self.optimizer_config, fused=fused)
+
+    @property
+    def _scales_gradients(self) -> bool:
+        return getattr(self.trainer.precision_plugin, "scaler", None) is not None
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip. Lightning refuses a fused optimizer under bf16 too, where nothing is scaled."""
+        if not gradient_clip_val:
+            return
+        if self._scales_gradients:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_algorithm == "value":
+            nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+        else:
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._micro_losses.clear()

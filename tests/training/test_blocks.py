@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt.errors import DataError
+from gpt.training.blocks import IGNORE, EvalBlocks, TrainBlocks
+
+
+def loader(n=60, block_size=5, batch_size=4, seed=1, **options):
+    return TrainBlocks(
+        np.arange(n), block_size=block_size, batch_size=batch_size, seed=seed, **options
+    )
+
+
+def take(blocks, count):
+    return [targets.clone() for _, targets in itertools.islice(iter(blocks), count)]
+
+
+def test_an_epoch_has_each_token_as_a_target_exactly_once():
+    for epoch in range(3):
+        blocks = loader()  # 60 tokens, 12 blocks, 3 batches an epoch
+        targets = torch.cat(take(blocks, 3 * (epoch + 1))[3 * epoch :])
+        assert sorted(targets.flatten().tolist()) == list(range(60))
+
+
+@given(n=st.integers(5, 70), batch_size=st.integers(1, 9), seed=st.integers(0, 2**32 - 1))
+def test_no_token_comes_twice_in_an_epoch_and_all_batches_are_full(n, batch_size, seed):
+    blocks = loader(n=n, batch_size=batch_size, seed=seed)
+    per_epoch = n // 5
+    rows = torch.cat(take(blocks, -(-2 * per_epoch // batch_size)))
+    for epoch in (rows[:per_epoch], rows[per_epoch : 2 * per_epoch]):
+        seen = epoch.flatten().tolist()
+        assert len(set(seen)) == len(seen) == per_epoch * 5
+
+
+def test_the_target_is_the_token_after_round_the_end_of_the_ring():
+    for ids, targets in itertools.islice(iter(loader()), 6):
+        assert torch.equal((ids + 1) % 60, targets)
+        assert torch.equal(ids[:, 1:], targets[:, :-1])
+
+
+def test_the_order_is_a_matter_of_seed_and_epoch_alone():
+    assert all(map(torch.equal, take(loader(), 7), take(loader(), 7)))
+    assert not torch.equal(take(loader(seed=1), 1)[0], take(loader(seed=2), 1)[0])
+    first, second = take(loader(), 6)[:3], take(loader(), 6)[3:]
+    assert not torch.equal(torch.cat(first), torch.cat(second))
+
+
+def test_blocks_begin_elsewhere_in_each_epoch():
+    rows = torch.cat(take(loader(), 3 * 8))
+    assert len({int(row[0]) % 5 for row in rows}) > 1
+
+
+@pytest.mark.parametrize("done", [1, 2, 3, 4, 8])
+def test_the_state_goes_on_with_the_next_batch_inside_an_epoch_and_across_its_end(done):
+    straight = take(loader(), 12)
+    first = loader()
+    take(first, done)
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert all(map(torch.equal, take(second, 12 - done), straight[done:]))
+
+
+def test_a_second_iterator_goes_on_where_the_first_was_left():
+    blocks = loader()
+    both = take(blocks, 2) + take(blocks, 2)
+    assert all(map(torch.equal, both, take(loader(), 4)))
+
+
+def test_two_processes_see_together_what_one_sees_with_twice_the_batch():
+    one = take(loader(batch_size=8), 5)
+    halves = [take(loader(batch_size=4, rank=r, world_size=2), 5) for r in (0, 1)]
+    both = [torch.cat(pair) for pair in zip(*halves, strict=True)]
+    assert all(map(torch.equal, one, both))
+
+
+def test_a_text_shorter_than_a_block_is_refused_with_both_numbers():
+    loader(n=5)
+    with pytest.raises(DataError, match="has 4 tokens, but one block needs 5"):
+        loader(n=4)
+
+
+def evaluation(n, batch_size=2, block_size=4, **options):
+    return EvalBlocks(
+        np.arange(100, 100 + n), eot=7, block_size=block_size, batch_size=batch_size, **options
+    )
+
+
+@given(n=st.integers(1, 40), batch_size=st.integers(1, 6), block_size=st.integers(1, 6))
+def test_evaluation_has_every_token_as_a_target_once_in_order(n, batch_size, block_size):
+    blocks = evaluation(n, batch_size, block_size)
+    batches = list(blocks)
+    assert len(batches) == len(blocks)
+    ids = torch.cat([ids.flatten() for ids, _ in batches])
+    targets = torch.cat([targets.flatten() for _, targets in batches])
+    assert targets[:n].tolist() == list(range(100, 100 + n))
+    assert ids[:n].tolist() == [7, *range(100, 100 + n - 1)]
+    assert set(targets[n:].tolist()) <= {IGNORE}
+    assert len(targets) - n < block_size
+
+
+def test_evaluation_twice_gives_the_same_batches():
+    blocks = evaluation(11)
+    assert all(torch.equal(a, b) for x, y in zip(blocks, blocks, strict=True)
+               for a, b in zip(x, y, strict=True))  # fmt: skip
+
+
+@given(n=st.integers(1, 60), world_size=st.integers(1, 4))
+def test_processes_share_the_evaluation_out(n, world_size):
+    whole = [targets.flatten() for _, targets in evaluation(n)]
+    shares = [
+        [t.flatten() for _, t in evaluation(n, rank=r, world_size=world_size)]
+        for r in range(world_size)
+    ]
+    assert sum(map(len, shares)) == len(whole)
+    found = sorted(int(t) for share in shares for batch in share for t in batch if t != IGNORE)
+    assert found == list(range(100, 100 + n))
+
+
+def test_nothing_to_evaluate_is_refused():
+    with pytest.raises(DataError, match="held-out text is empty"):
+        evaluation(0)

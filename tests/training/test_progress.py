@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from gpt.training.callbacks import Throughput
+from gpt.training.progress import RunProgress, count
+from tests.training.small import fit, make_data
+
+
+def test_without_a_terminal_there_are_a_few_plain_lines(tmp_path, corpus, capsys):
+    make_data(corpus).prepare_data()  # which has a bar of its own
+    capsys.readouterr()
+    fit(tmp_path, corpus, 60, [Throughput(), RunProgress(terminal=False)],
+        enable_progress_bar=True, val_check_interval=30)  # fmt: skip
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "\r" not in out
+    lines = [line for line in out.splitlines() if line.startswith("step ")]
+    assert len(lines) == 22  # 20 on the way and 2 validations
+    assert lines[-1].startswith("step 60  val/loss ")
+    assert "val/bpb" in lines[-1]
+    before = lines[-2]
+    assert before.startswith("step 60/60  loss ")
+    assert all(name in before for name in ("  lr ", "  tokens/s ", "  val ", "  left 0:00"))
+
+
+def test_on_a_terminal_there_is_a_bar_that_ends_with_the_run(tmp_path, corpus, capsys):
+    fit(tmp_path, corpus, 6, [RunProgress(terminal=True)], enable_progress_bar=True,
+        accumulate_grad_batches=2)  # fmt: skip
+    err = capsys.readouterr().err
+    assert "6/6 [" in err
+    assert "loss " in err.rpartition("\r")[2] + err
+    assert "12/" not in err
+
+
+def test_the_start_of_a_run_says_what_is_trained_on_what_for_how_long(tmp_path, corpus, capsys):
+    module = fit(tmp_path, corpus, 1, [RunProgress(terminal=False)], enable_progress_bar=True)
+    out = capsys.readouterr().out
+    assert f"{count(module.gpt.num_params())} parameters (1 layers, 16 wide, context 16" in out
+    assert "(bytes)" in out
+    assert "1 steps of 64 tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (950, "950"), (12345, "12.3 k"), (4.5e6, "4.5 M"), (2e9, "2 B")]
+)
+def test_numbers_are_short(number, text):
+    assert count(number) == text

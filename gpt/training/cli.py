@@ -52,9 +52,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 
-DESCRIPTION = """Train a GPT on text (fit), or measure one on the held-out part of it (validate, test).
-Everything a run makes is in runs/<name>/. Settings come from a YAML file or the name of a shipped one
-(--config shakespeare-tiny), and flags win over it: fit --help lists them."""
+DESCRIPTION = """Train a GPT on text (fit), or measure one on the held-out part of it (validate,
+test). Everything a run makes is in runs/<name>/. Settings come from a YAML file or the name of a
+shipped one (--config shakespeare-tiny), and flags win over it: fit --help lists them."""
 
 
 class UsageError(Exception):

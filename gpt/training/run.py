@@ -74,12 +74,11 @@ class RunFolder:
 def shipped_configs() -> dict[str, Path]:
     """The configs that come with the package, by name."""
     try:
-        folder = Path(str(importlib.resources.files("gpt.configs")))
-    except ModuleNotFoundError:  # a source tree, where the package `gpt.configs` is configs/
-        folder = Path(__file__).parents[2] / "configs"
-    if not folder.is_dir():
-        folder = Path(__file__).parents[2] / "configs"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+        files = [Path(str(file)) for file in importlib.resources.files("gpt.configs").iterdir()]
+    except ModuleNotFoundError:
+        # In a source tree the package `gpt.configs` is the folder configs/ beside gpt/.
+        files = list((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+    return {path.stem: path for path in sorted(files) if path.suffix == ".yaml"}
 
 
 def find_config(given: str) -> Path:

@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
@@ -225,6 +226,19 @@ def _check_format(payload: Any, path: Path) -> dict[str, Any]:
     return dict(payload)
 
 
+class _NoInit(TorchFunctionMode):
+    """Leaves out `normal_`: on the meta device there is nothing to fill, and the call alone makes
+    torch load 800 modules, which doubled the time to open a small model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ == "normal_":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
     """A GPT with these weights. Built without memory first: random weights would be thrown away."""
     layers = {key.split(".")[1] for key in state if key.startswith("blocks.")}
@@ -232,7 +246,7 @@ def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
         raise CheckpointError(
             f"the configuration has {config.n_layer} layers, the weights have {len(layers)}"
         )
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInit():
         model = GPT(config)
     if config.tie_embeddings and "embed.weight" in state:
         state.setdefault("head.weight", state["embed.weight"])

@@ -197,3 +197,10 @@ def test_other_files_are_no_models(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     with pytest.raises(CheckpointError, match="not written by Antiphon"):
         load_model(tmp_path / "foreign.ckpt")
+
+
+def test_opening_a_model_draws_no_random_weights(folder: Path) -> None:
+    """They would be thrown away; and drawing them would shift the caller's random numbers."""
+    before = torch.get_rng_state()
+    load_model(folder)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -72,8 +72,7 @@ class Block(nn.Module):
             x = self.add(x, self.attn(self.norm_attn(x), rotary, plan, cache))
             return self.add(x, self.mlp(self.norm_mlp(x)))
         x = self.norm_attn(self.add(x, self.attn(x, rotary, plan, cache)))
-        x = self.norm_mlp(self.add(x, self.mlp(x)))
-        return x
+        return self.norm_mlp(self.add(x, self.mlp(x)))  # type: ignore[no-any-return]
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         return torch.add(x, self.drop(branch), alpha=self.scale)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   antiphon sample runs/shakespeare-tiny/model --prompt "ROMEO:"
-  antiphon sample runs/shakespeare-tiny/model --prompt "ROMEO:" --temperature 0.8 --top-k 50
-  --seed 1 antiphon sample runs/shakespeare-tiny/checkpoints/last.ckpt --num-samples 3
-  --max-tokens 100 echo "Once more" | antiphon sample runs/shakespeare-tiny/model --prompt -
+  antiphon sample runs/shakespeare-tiny/model --temperature 0.8 --top-k 50 --seed 1
+  antiphon sample runs/shakespeare-tiny/checkpoints/last.ckpt --num-samples 3 --max-tokens 100
+  echo "Once more" | antiphon sample runs/shakespeare-tiny/model --prompt -
 """
 
 

@@ -52,7 +52,7 @@ def recompute_greedily(model: GPT, ids: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 5, 32])
 def test_cached_generation_equals_recomputing_everything(model: GPT, length: int) -> None:
-    """T5, T8: from one token, from some, and from a full context, which leaves room for one more."""
+    """T5, T8: from one token, from some, and from a full context, which has room for one more."""
     prompt = list(range(40, 40 + length))
     found = tokens(model, prompt, GREEDY)
     assert len(found) == 33 - length or found[-1] == TOKENIZER.eot

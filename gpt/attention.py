@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from gpt.cache import LayerCache
 from gpt.config import GPTConfig
+from gpt.norms import RMSNorm
 from gpt.plan import AttentionPlan, Group
 from gpt.positions import rotate
 
@@ -49,8 +50,8 @@ class Attention(nn.Module):
         self.dropout = config.attn_dropout
         self.qkv = nn.Linear(C, (H + 2 * K) * D, bias=config.bias)
         self.out = nn.Linear(H * D, C, bias=config.bias)
-        self.q_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(
         self,

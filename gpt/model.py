@@ -14,15 +14,10 @@ from gpt.attention import Attention
 from gpt.cache import KVCache, LayerCache
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError
+from gpt.norms import make_norm
 from gpt.patterns import parse_pattern
 from gpt.plan import AttentionPlan
 from gpt.positions import rotary_table
-
-
-def make_norm(config: GPTConfig) -> nn.Module:
-    if config.norm == "layernorm":
-        return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
-    return nn.RMSNorm(config.d_model, eps=config.norm_eps)
 
 
 class MLP(nn.Module):

@@ -30,20 +30,20 @@ ELSEWHERE = {"make demo", "make test"}
 PORT = "50051"
 STEPS, RESUMED_STEPS = 20, 30
 
-ANTIPHON = """\
+SHORTENED = """\
 #!/bin/sh
-# `antiphon`, with training made short.
+# `{name}`, with training made short.
 case "$1" in
-train)
+{train})
     steps={steps}
     source="--data.source {corpus}"
     case "$*" in *--ckpt_path*) steps={resumed_steps} ;; esac
     case "$*" in *--data.source*) source= ;; esac
-    exec {python} -m gpt "$@" $source --trainer.max_steps $steps --trainer.val_check_interval 10 \\
+    exec {real} "$@" $source --trainer.max_steps $steps --trainer.val_check_interval 10 \\
         --data.vocab_size 320 --data.batch_size 4 --model.config.block_size 64
     ;;
 esac
-exec {python} -m gpt "$@"
+exec {real} "$@"
 """
 
 
@@ -85,14 +85,25 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "notes").mkdir()
     for name in ("monday", "tuesday"):
         (tmp_path / "notes" / f"{name}.txt").write_text("Dear diary, it rained.\n" * 120)
-    script = tmp_path / "bin" / "antiphon"
-    script.parent.mkdir()
-    script.write_text(
-        ANTIPHON.format(
-            python=sys.executable, corpus=corpus, steps=STEPS, resumed_steps=RESUMED_STEPS
+    for name in ("train.py", "configs"):  # what a checkout has at its top
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "bin").mkdir()
+    for name, train, real in [
+        ("antiphon", "train", f"{sys.executable} -m gpt"),
+        ("python", "train.py", sys.executable),
+    ]:
+        script = tmp_path / "bin" / name
+        script.write_text(
+            SHORTENED.format(
+                name=name,
+                train=train,
+                real=real,
+                corpus=corpus,
+                steps=STEPS,
+                resumed_steps=RESUMED_STEPS,
+            )
         )
-    )
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return tmp_path
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,8 +274,16 @@ class _Job:
         }
 
     def _bar(self, what: str, size: int) -> tqdm[NoReturn]:
+        terminal = sys.stderr.isatty()
+        if self.progress and not terminal:  # a bar redraws itself, which litters a log
+            print(f"{what} {size / 1e6:,.1f} MB", file=sys.stderr, flush=True)
         return tqdm(
-            total=size, desc=what, unit="B", unit_scale=True, leave=False, disable=not self.progress
+            total=size,
+            desc=what,
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=not (self.progress and terminal),
         )
 
 

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,11 @@ def load_model(
         TokenizerError: the tokenizer in it is not the one the model was trained with.
     """
     path = Path(path)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except (OSError, ValueError):  # a name too long, a NUL in it
+        there = False
+    if not there:
         raise CheckpointError(
             f"no model at {path}: give a model folder (with {CONFIG_FILE}) or a Lightning "
             "checkpoint (.ckpt); `fit` writes both into its run folder"
@@ -90,14 +95,18 @@ def load_model(
         check_tokenizer(tokenizer, payload["tokenizer_fingerprint"], model.config)
     except ConfigError as error:
         raise CheckpointError(f"{path} does not describe a model: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} does not describe a model: {error!r} is missing") from None
+    except KeyError as error:
+        raise CheckpointError(f"{path} does not describe a model: {error} is missing") from None
+    except (TypeError, AttributeError, ValueError):
+        raise CheckpointError(
+            f"{path} does not describe a model: a part of it is no object"
+        ) from None
     return LoadedModel(
         model.to(device=device, dtype=dtype).eval(),
         tokenizer,
-        str(payload.get("name") or name),
+        _printable(payload.get("name")) or name,
         path,
-        dict(payload.get("training") or {}),
+        training if isinstance(training := payload.get("training"), dict) else {},
     )
 
 
@@ -178,6 +187,12 @@ def check_tokenizer(tokenizer: Tokenizer, fingerprint: str, config: GPTConfig) -
         )
 
 
+def _printable(name: Any) -> str:
+    """A name as it can stand on a line of a log; empty if there is none."""
+    text = name if isinstance(name, str) else ""
+    return "".join(char if char.isprintable() else "?" for char in text[:200])
+
+
 def _foreign(folder: Path) -> bool:
     return any(folder.iterdir()) and not (folder / CONFIG_FILE).exists()
 
@@ -190,8 +205,11 @@ def _read_folder(folder: Path, given: Path) -> tuple[dict[str, Any], dict[str, T
             raise CheckpointError(f"{folder} is incomplete: it has no {file}")
     try:
         payload = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{folder / CONFIG_FILE} is not JSON: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder / CONFIG_FILE}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise CheckpointError(f"{folder / CONFIG_FILE} is not JSON: {reason}") from None
     payload = _check_format(payload, folder / CONFIG_FILE)
     try:
         return payload, load_file(folder / WEIGHTS_FILE)
@@ -200,6 +218,10 @@ def _read_folder(folder: Path, given: Path) -> tuple[dict[str, Any], dict[str, T
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(
+            f"{path} is no checkpoint: give a model folder, or a .ckpt file that `fit` wrote"
+        )
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     # torch.load fails in as many ways as there are files that are no checkpoint; all mean the same.
@@ -220,7 +242,8 @@ def _check_format(payload: Any, path: Path) -> dict[str, Any]:
     found = payload.get("format") if isinstance(payload, dict) else None
     if found != FORMAT:
         raise CheckpointError(
-            f"{path} was not written by Antiphon, or by another version: its format is {found!r}, "
+            f"{path} was not written by Antiphon, or by another version: its format is "
+            f"{repr(found)[:60]}, "
             f"this version reads {FORMAT!r}"
         )
     return dict(payload)
@@ -241,20 +264,32 @@ class _NoInit(TorchFunctionMode):
 
 def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
     """A GPT with these weights. Built without memory first: random weights would be thrown away."""
+    for key, value in state.items():
+        # Sparse, meta and expanded tensors can claim any size without having it.
+        dense = value.layout is torch.strided and not value.is_meta and value.is_contiguous()
+        if not (dense and value.is_floating_point()):
+            raise CheckpointError(
+                f"the weights are damaged: {key[:80]} is no plain array of floats"
+            )
     layers = {key.split(".")[1] for key in state if key.startswith("blocks.")}
     if len(layers) != config.n_layer:  # before building: a damaged number could be any size
         raise CheckpointError(
             f"the configuration has {config.n_layer} layers, the weights have {len(layers)}"
         )
-    with torch.device("meta"), _NoInit():
-        model = GPT(config)
+    try:
+        with torch.device("meta"), _NoInit():
+            model = GPT(config)
+    except (RuntimeError, OverflowError):  # not even a meta tensor may have that many elements
+        raise CheckpointError(
+            "the configuration asks for larger matrices than there can be"
+        ) from None
     if config.tie_embeddings and "embed.weight" in state:
         state.setdefault("head.weight", state["embed.weight"])
     try:
         model.load_state_dict(state, strict=True, assign=True)
     except RuntimeError as error:
         # The first line only says that there are errors; the second names the first.
-        lines = [line.strip() for line in str(error).splitlines()]
+        lines = [line.strip()[:200] for line in str(error).splitlines()]
         raise CheckpointError(
             f"the weights do not fit the architecture: {lines[1] if len(lines) > 1 else lines[0]}"
         ) from None

@@ -89,6 +89,7 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError that names the field, its value and what is allowed."""
+        self._check_types()
         for name in ("block_size", "n_layer", "n_head", "d_model"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 1")
@@ -135,6 +136,29 @@ class GPTConfig:
                 )
         parse_pattern(self.pattern)
 
+    def _check_types(self) -> None:
+        """A file can say anything: 128.5 layers, a width of 10**30, a list for a number."""
+        allowed = {
+            "int": "a whole number up to 2**31",
+            "float": "a number",
+            "bool": "true or false",
+        }
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            kind, _, optional = str(field.type).partition(" | ")
+            if value is None and optional:
+                continue
+            good = {
+                "int": type(value) is int and abs(value) <= 2**31,
+                "float": type(value) in (int, float) and not abs(value) > 1e30,
+                "bool": type(value) is bool,
+            }.get(kind, isinstance(value, str))
+            if not good:
+                shown = repr(value)[:40]
+                raise ConfigError(
+                    f"{field.name} is {shown}, but must be {allowed.get(kind, 'text')}"
+                )
+
     @property
     def kv_heads(self) -> int:
         return self.n_head if self.n_kv_head is None else self.n_kv_head
@@ -169,12 +193,7 @@ class GPTConfig:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"unknown architecture field {name!r}{hint}")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ConfigError(
-                f"an architecture field has a value of the wrong type: {error}"
-            ) from None
+        return cls(**values)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> GPTConfig:

@@ -37,7 +37,7 @@ class InexpressibleTextError(TokenizerError):
         self.offset = offset
         super().__init__(
             f"character {char!r} (U+{ord(char):04X}) at offset {offset} has no token in the "
-            f"{tokenizer} vocabulary; leave it out, or train with --tokenizer bpe or bytes, "
+            f"{tokenizer} vocabulary; leave it out, or train with the tokenizer bpe or bytes, "
             "which can express any text"
         )
 

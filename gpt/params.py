@@ -65,7 +65,8 @@ class SamplingParams:
             found.append(("seed", f"{self.seed} is not in 0 to {MAX_SEED}"))
         if len(self.stop) > MAX_STOP_STRINGS:
             found.append(("stop", f"{len(self.stop)} strings given, {MAX_STOP_STRINGS} allowed"))
-        for i, text in enumerate(self.stop):
+        # Of too many, each is not looked at: a list of a million mistakes helps nobody.
+        for i, text in enumerate(self.stop[: MAX_STOP_STRINGS + 1]):
             if not 1 <= len(text) <= MAX_STOP_LENGTH:
                 found.append(
                     (f"stop[{i}]", f"{len(text)} characters long, 1 to {MAX_STOP_LENGTH} allowed")

@@ -50,6 +50,8 @@ def parse_pattern(text: str) -> Pattern:
     kind, _, argument = text.partition(":")
     if text == "causal":
         return Causal()
-    if kind == "window" and argument.isdecimal() and int(argument) > 0:
+    if kind == "window" and argument.isdecimal() and len(argument) < 10 and int(argument) > 0:
         return SlidingWindow(int(argument))
-    raise ConfigError(f"pattern is {text!r}, but must be 'causal' or 'window:N' with N at least 1")
+    raise ConfigError(
+        f"pattern is {text[:40]!r}, but must be 'causal' or 'window:N' with N at least 1"
+    )

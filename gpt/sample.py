@@ -12,6 +12,9 @@ from gpt.params import SamplingParams, random_seed
 if TYPE_CHECKING:
     from gpt.generate import Piece
 
+MAX_SAMPLES = 100_000
+MAX_THREADS = 1024
+
 EXAMPLES = """\
 examples:
   antiphon sample runs/shakespeare-tiny/model --prompt "ROMEO:"
@@ -102,8 +105,12 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 def main(argv: list[str], prog: str = "antiphon sample") -> int:
     parser = build_parser(prog)
     args = parser.parse_args(argv)
-    if args.num_samples < 1:
-        parser.error(f"--num-samples is {args.num_samples}, but must be at least 1")
+    for flag, value, most in [
+        ("--num-samples", args.num_samples, MAX_SAMPLES),
+        ("--threads", args.threads, MAX_THREADS),
+    ]:
+        if value is not None and not 1 <= value <= most:
+            parser.error(f"{flag} is {value}, but must be 1 to {most}")
     params = sampling_params(args)
     prompt = read_prompt(args.prompt)
 
@@ -114,8 +121,6 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
 
     device = check_device(args.device)
     if args.threads is not None:
-        if args.threads < 1:
-            parser.error(f"--threads is {args.threads}, but must be at least 1")
         torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
     loaded = load_model(args.model, device=device, dtype=dtype)

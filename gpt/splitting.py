@@ -38,6 +38,22 @@ _LAST_BORDER = regex.compile(rf"(?r){_BORDER.pattern}")
 _PROBE = "It's 12345 naïve\tcafés…  \r\n\n 漢字、かな ﷺ e\u0301 🙂\u200d !?\x00\x1f\x85\u2028_x \n"
 
 
+MAX_PATTERN = 2000
+"""Characters of a split pattern; those in use have under 300."""
+MAX_REPEATS = 10_000
+"""Product of a pattern's counted repeats: what a regex engine unrolls them to."""
+
+
+def _repeats(pattern: str) -> int:
+    """The product of all counts in `{m}` and `{m,n}`, capped."""
+    product = 1
+    for low, high in regex.findall(r"\{(\d+)(?:,(\d*))?\}", pattern):
+        product *= max(1, int((high or low)[:9]))
+        if product > MAX_REPEATS:
+            break
+    return product
+
+
 class Splitter:
     """One split pattern and the cuts that go with it.
 
@@ -47,10 +63,18 @@ class Splitter:
 
     def __init__(self, pattern: str) -> None:
         """Raises TokenizerError for a pattern that is not one, or that drops some text."""
+        shown = repr(pattern)[:80]
+        if len(pattern) > MAX_PATTERN or _repeats(pattern) > MAX_REPEATS:
+            raise TokenizerError(
+                f"the split pattern {shown} is too large: at most {MAX_PATTERN} characters, and "
+                f"counted repeats that multiply to at most {MAX_REPEATS}"
+            )
         try:
             self._compiled = regex.compile(pattern)
-        except (regex.error, TypeError) as error:
-            raise TokenizerError(f"the split pattern {pattern!r} is not valid: {error}") from None
+        except (regex.error, TypeError, RecursionError, MemoryError) as error:
+            raise TokenizerError(f"the split pattern {shown} is not valid: {error}") from None
+        if self._compiled.fullmatch(""):
+            raise TokenizerError(f"the split pattern {shown} matches nothing at all; it must not")
         if "".join(self.pieces(_PROBE)) != _PROBE:
             raise TokenizerError(
                 f"the split pattern {pattern!r} leaves some characters out; every character must "

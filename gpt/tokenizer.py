@@ -267,6 +267,8 @@ class Tokenizer:
         kind, pattern, tokens = (values.get(name) for name in ("kind", "pattern", "tokens"))
         if not (isinstance(kind, str) and isinstance(pattern, str) and isinstance(tokens, list)):
             raise TokenizerError("a tokenizer needs the fields kind, pattern and tokens")
+        if not (kind.isprintable() and 0 < len(kind) <= 40):
+            raise TokenizerError(f"the tokenizer's kind is no name: {kind[:40]!r}")
         if values.get("end_of_text") != END_OF_TEXT:
             raise TokenizerError(f"the end-of-text token must be {END_OF_TEXT!r}")
         try:

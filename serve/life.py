@@ -25,6 +25,7 @@ from gpt.errors import ServerError
 from gpt.params import SamplingParams
 from gpt.sequence import Sequence
 from serve.health import Health
+from serve.malformed import RefuseMalformed
 from serve.reply import GenerationFailedError
 from serve.service import NAME, GenerationService
 from serve.v1 import generation_pb2_grpc
@@ -57,15 +58,21 @@ class Listener:
         self.service = GenerationService()
         self.health = Health(NAME)
         self._server = grpc.aio.server(
+            interceptors=[RefuseMalformed()],
             options=[
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ]
+            ],
         )
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         names = (NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        if host.partition(":")[0] in ("unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6"):
+            # gRPC would take these for other kinds of address, and HOST:PORT for a path.
+            raise ServerError(
+                f"{host!r} is no address to listen on; give a host name or IP address"
+            )
         where = f"[{host}]" if ":" in host else host
         try:
             bound = self._server.add_insecure_port(f"{where}:{port}")

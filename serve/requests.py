@@ -78,6 +78,11 @@ class SpecReader:
         if kind is None:
             raise PromptError("not given; set text or token_ids (either may be empty)")
         if kind == "token_ids":
+            if (count := len(spec.token_ids.ids)) > self._block_size:  # before they are copied
+                raise PromptError(
+                    f"the prompt has {count} tokens but the model's context holds "
+                    f"{self._block_size}; shorten it by at least {count - self._block_size}"
+                )
             return list(spec.token_ids.ids)
         size = len(spec.text.encode())
         if size > self.max_prompt_bytes:

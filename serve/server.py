@@ -171,7 +171,7 @@ def parse(argv: list[str], prog: str) -> Settings:
     )
     group.add_argument(
         "--kv-cache-gb",
-        type=_number(float, 0),
+        type=_number(float, 0, 1e6),
         metavar="X",
         help="memory for the KV cache in GiB (default: what --max-running full contexts take, "
         "up to a quarter of the free memory)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from serve.v1 import generation_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:  # not at run time: the port is bound before torch, which takes seconds, is loaded
     from serve.engine import Engine
+
+log = logging.getLogger(__name__)
 
 NAME = "serve.v1.GenerationService"
 
@@ -146,6 +149,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             await abort(context, grpc.StatusCode.UNAVAILABLE, str(error), details)
         except GenerationFailedError as error:
             await abort(context, grpc.StatusCode.INTERNAL, str(error))
+        except grpc.aio.InternalError:
+            # A write to a client that went away in that very moment. gRPC would log a traceback.
+            log.debug("a client left in mid-write", exc_info=True)
         finally:
             self._active -= 1
             if not self._active:

@@ -144,6 +144,13 @@ def spoil(folder: Path, case: str) -> None:
         edit(folder, model=CONFIG.replace(d_model=32).to_dict())
     elif case == "a billion layers":
         edit(folder, model=CONFIG.replace(n_layer=10**9).to_dict())
+    elif case == "deep JSON":
+        (folder / "config.json").write_text("[" * 100_000)
+    elif case == "a width beyond all memory":
+        edit(folder, model={**CONFIG.to_dict(), "d_model": 10**30})
+    elif case == "matrices beyond all memory":
+        wide = {"d_model": 2**31, "vocab_size": 2**31, "n_head": 1, "head_dim": 2**31}
+        edit(folder, model={**CONFIG.to_dict(), **wide})
     elif case == "a tensor is missing":
         state = load_file(weights)
         del state["norm.weight"]
@@ -164,9 +171,12 @@ def spoil(folder: Path, case: str) -> None:
         ("config is a list", CheckpointError, "not written by Antiphon"),
         ("another format", CheckpointError, "antiphon-model/99"),
         ("an unknown field", CheckpointError, "did you mean n_layer"),
-        ("a field of the wrong type", CheckpointError, "wrong type"),
+        ("a field of the wrong type", CheckpointError, "n_layer is 'two'"),
         ("no architecture", CheckpointError, "does not describe a model"),
         ("another size", CheckpointError, "size mismatch for embed.weight"),
+        ("deep JSON", CheckpointError, "not JSON"),
+        ("a width beyond all memory", CheckpointError, "d_model is 10"),
+        ("matrices beyond all memory", CheckpointError, "larger matrices than there can be"),
         ("a billion layers", CheckpointError, "1000000000 layers, the weights have 2"),
         ("a tensor is missing", CheckpointError, "norm.weight"),
         ("no config.json", CheckpointError, "no model folder"),
@@ -188,7 +198,8 @@ def test_other_files_are_no_models(tmp_path: Path) -> None:
     for path, says in [
         (tmp_path / "absent", "no model at"),
         (tmp_path, "no model folder"),
-        (tmp_path / "poem.ckpt", "no readable checkpoint"),
+        (tmp_path / "poem.ckpt", "is no checkpoint: give a model folder"),
+        (tmp_path / ("x" * 300), "no model at"),
         (Path("/dev/null"), "no model folder"),
     ]:
         with pytest.raises(CheckpointError, match=says) as caught:
@@ -204,3 +215,29 @@ def test_opening_a_model_draws_no_random_weights(folder: Path) -> None:
     before = torch.get_rng_state()
     load_model(folder)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(257, 16),
+        torch.zeros(257, 16).to_sparse(),
+        torch.zeros(257, 16, dtype=torch.complex64),
+        torch.zeros(257, 16, device="meta"),
+    ],
+    ids=["expanded", "sparse", "complex", "meta"],
+)
+def test_tensors_that_only_claim_their_size_are_refused(
+    tmp_path: Path, tensor: torch.Tensor
+) -> None:
+    state = {f"gpt.{k}": v for k, v in build(CONFIG, 1, torch.float32).state_dict().items()}
+    path = checkpoint(tmp_path / "m.ckpt", state_dict={**state, "gpt.embed.weight": tensor})
+    with pytest.raises(CheckpointError, match=r"embed.weight is no plain array|no readable"):
+        load_model(path)
+
+
+def test_a_name_with_control_characters_cannot_spoil_a_log(folder: Path) -> None:
+    edit(folder, name="a\nb\x1b[31m\udc80", training="none")
+    loaded = load_model(folder)
+    assert loaded.name == "a?b?[31m?"
+    assert loaded.training == {}

@@ -158,6 +158,8 @@ def _files(source: str) -> list[str]:
     if os.path.isdir(path):
         return _folder(path)
     if os.path.exists(path):
+        if not os.path.isfile(path):  # a pipe would wait for ever
+            raise DataError(f"{source} is neither a file nor a folder; write the text to a file")
         if not path.lower().endswith(SUFFIXES):
             raise DataError(
                 f"{source} is not a {' or '.join(SUFFIXES)} file; rename it if it is plain text, "

@@ -118,6 +118,10 @@ def prepare(
     return PreparedData.open(folder)
 
 
+MAX_BPE_VOCAB = 1_000_000
+"""Five times the largest vocabulary in use (o200k)."""
+
+
 def _tokenizer_settings(tokenizer: str | Tokenizer, vocab_size: int) -> dict[str, Any]:
     """What identifies the tokenizer before the text has been read."""
     if isinstance(tokenizer, Tokenizer):
@@ -133,6 +137,8 @@ def _tokenizer_settings(tokenizer: str | Tokenizer, vocab_size: int) -> dict[str
             f"vocab_size is {vocab_size}, but a bpe vocabulary needs at least {MIN_BPE_VOCAB} "
             "(256 bytes and end-of-text); give more, or use the tokenizer chars"
         )
+    if vocab_size > MAX_BPE_VOCAB:
+        raise TokenizerError(f"vocab_size is {vocab_size}, but may be at most {MAX_BPE_VOCAB}")
     return {"kind": "bpe", "vocab_size": vocab_size, "pattern": GPT4_PATTERN}
 
 

@@ -121,7 +121,7 @@ class PreparedData:
             raise DataError(f"{folder} holds no prepared data (there is no meta.json)") from None
         except OSError as error:
             raise DataError(f"cannot read {folder}/meta.json: {error.strerror}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise DataError(f"{folder}/meta.json is damaged: it is not JSON; {again}") from None
         try:
             if meta["format"] != FORMAT:
@@ -145,7 +145,7 @@ class PreparedData:
             )  # fmt: skip
         except TokenizerError as error:
             raise DataError(f"{folder} is damaged: {error}; {again}") from None
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise DataError(f"{folder}/meta.json is damaged: a field is missing; {again}") from None
 
 

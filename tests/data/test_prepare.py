@@ -322,14 +322,17 @@ def test_bad_settings_are_named_before_any_work(
 
 
 def test_progress_goes_to_stderr_or_nowhere(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(text, root=tmp_path / "a", progress=False)
     assert capsys.readouterr() == ("", "")
-    prepare(text, root=tmp_path / "b")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert all(step in err for step in ("reading", "learning bpe", "tokenizing", "B/s"))
+    for folder, terminal in [("b", False), ("c", True)]:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        prepare(text, root=tmp_path / folder)
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert all(step in err for step in ("reading", "learning bpe", "tokenizing"))
+        assert ("B/s" in err) == ("\r" in err) == terminal
 
 
 def test_meta_tells_where_the_data_comes_from(text: Path, tmp_path: Path) -> None:

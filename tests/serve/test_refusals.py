@@ -91,11 +91,12 @@ def test_all_violations_come_at_once(served: Served) -> None:
     ]
 
 
-def test_thousands_of_violations_still_fit_into_a_status(served: Served) -> None:
+def test_thousands_of_faults_still_fit_into_a_status(served: Served) -> None:
+    """Too many stop strings, and the first 17 of them empty: more are not looked at."""
     error = refusal(lambda: served.client.generate("x", stop=[""] * 5000))
     assert error.code == "INVALID_ARGUMENT"
     assert len(error.violations) == MAX_VIOLATIONS + 1
-    assert error.violations[-1][1] == f"and {5001 - MAX_VIOLATIONS} more"
+    assert error.violations[-1][1] == f"and {1 + 17 - MAX_VIOLATIONS} more"
 
 
 @pytest.mark.parametrize(
@@ -193,3 +194,34 @@ def test_while_loading_every_call_is_unavailable_with_a_time_to_retry() -> None:
             assert error.retry_after == 1
         error = refusal(lambda: client.await_ready(0.2))
         assert "not serving yet" in str(error)
+
+
+def test_a_flood_of_stop_strings_is_refused_by_its_count(served: Served) -> None:
+    """One violation each would make gigabytes of one message."""
+    error = refusal(lambda: served.client.generate("x", stop=[""] * 200_000))
+    assert error.code == "INVALID_ARGUMENT"
+    assert "200000 strings given, 16 allowed" in str(error)
+    assert len(str(error)) < 2000
+
+
+def test_too_many_token_ids_are_refused_with_the_numbers(served: Served) -> None:
+    error = refusal(lambda: served.client.generate([1] * 300_000))
+    assert error.code == "INVALID_ARGUMENT"
+    assert "300000 tokens" in str(error)
+
+
+@pytest.mark.parametrize("rpc", ["Generate", "GenerateStream", "GetModel"])
+@pytest.mark.parametrize(
+    "data",
+    [b"\x0a\x04\x0a\x02\xff\xfe", b"\x0a\x02\xff\xfe", b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x0f"],
+)
+def test_bytes_that_are_no_message_are_refused_without_a_traceback(
+    served: Served, caplog: pytest.LogCaptureFixture, rpc: str, data: bytes
+) -> None:
+    with grpc.insecure_channel(served.server.target) as channel:
+        path = f"/serve.v1.GenerationService/{rpc}"
+        call = channel.unary_stream(path)(data)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert not caplog.records

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -342,6 +343,8 @@ def main(argv: list[str], prog: str = "antiphon generate") -> int:
     args = parser.parse_args(argv)
     if not args.timeout > 0:
         parser.error(f"--timeout is {args.timeout:g}, but must be above 0")
+    if not re.fullmatch(r"[^/]+:\d{1,5}", args.target):  # gRPC would try port 443 at once
+        parser.error(f"--target is {args.target!r}, but must be HOST:PORT, as localhost:50051")
     params = sampling_params(args)
     prompt = read_prompt(args.prompt)
     with (

@@ -94,3 +94,19 @@ def test_a_pattern_that_loses_text_is_refused(pattern: str) -> None:
 def test_a_broken_pattern_is_refused() -> None:
     with pytest.raises(TokenizerError, match=r"'\(\(' is not valid"):
         Splitter("((")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("(?:(?:a{1000}){1000})|(?s:.)", "too large"),
+        ("a|" * 100_000 + "(?s:.)", "too large"),
+        ("|(?s:.)", "matches nothing"),
+        ("(" * 900 + ")" * 900 + "|(?s:.)", "not valid|matches nothing"),
+    ],
+)
+def test_a_pattern_of_unbounded_cost_is_refused(pattern: str, says: str) -> None:
+    """From a tokenizer file anybody could have written; found before it is compiled or used."""
+    with pytest.raises(TokenizerError, match=says) as caught:
+        Splitter(pattern)
+    assert len(str(caught.value)) < 400

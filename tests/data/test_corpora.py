@@ -151,3 +151,9 @@ def test_a_binary_file_is_named_with_the_offset(monkeypatch: pytest.MonkeyPatch)
 def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "dos.txt").write_bytes(b"a\r\nb\rc\n")
     assert list(find_corpus(tmp_path).documents()[0].chunks()) == ["a\r\nb\rc\n"]
+
+
+def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match="neither a file nor a folder"):
+        find_corpus(str(tmp_path / "pipe.txt"))

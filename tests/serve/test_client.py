@@ -114,3 +114,13 @@ def test_asking_for_help_imports_neither_torch_nor_grpc() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("target", ["localhost", "http://localhost:50051", "localhost:", ":50051x"])
+def test_a_target_without_a_port_is_a_usage_error(
+    target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--target", target, "--prompt", "x"])
+    assert caught.value.code == 2
+    assert "must be HOST:PORT" in capsys.readouterr().err

@@ -15,6 +15,9 @@ from gpt.training.module import GPTModule
 
 LINES_PER_RUN = 20
 SECONDS_BETWEEN_LINES = 60.0
+BAR = "{n_fmt}/{total_fmt}{desc}  left {remaining} {bar}"
+"""The numbers first: on a narrow terminal it is the bar that shrinks."""
+BESIDE_NUMBERS = len("  left 1:23:45 |")
 
 
 @rank_zero_only
@@ -75,7 +78,7 @@ class RunProgress(ProgressBar):
         self._first_step = self._step = trainer.global_step
         self._started = self._last_line = time.monotonic()
         self._bar = self._new_bar(
-            total=trainer.max_steps, initial=trainer.global_step, unit="step", desc="train"
+            total=trainer.max_steps, initial=trainer.global_step, bar_format=BAR
         )
 
     def on_train_batch_end(
@@ -94,13 +97,23 @@ class RunProgress(ProgressBar):
         # Reading a metric waits for the device, so the numbers change at the logging steps only.
         if is_logging_step(trainer) or last:
             shown = self._numbers(trainer)
-            self._bar.set_postfix_str("  ".join(shown), refresh=False)
+            self._bar.set_description_str(self._that_fit(shown, trainer.max_steps), refresh=False)
             if self._enabled and not self._terminal and self._line_is_due(step, trainer.max_steps):
                 left = (trainer.max_steps - step) * (time.monotonic() - self._started)
                 left /= max(1, step - self._first_step)
                 say("  ".join([f"step {step}/{trainer.max_steps}", *shown, f"left {_clock(left)}"]))
         self._bar.update(step - self._step)
         self._step = step
+
+    def _that_fit(self, shown: list[str], total: int) -> str:
+        """The numbers as the bar shows them; the validation's, the last, only if there is room."""
+        assert self._bar is not None
+        columns = None if self._bar.disable else self._bar.format_dict["ncols"]
+        room = (columns or 80) - 2 * len(str(total)) - 1 - BESIDE_NUMBERS
+        text = "".join(f"  {number}" for number in shown)
+        if len(text) > room and shown[-1].startswith("val "):
+            text = "".join(f"  {number}" for number in shown[:-1])
+        return text
 
     def _line_is_due(self, step: int, total: int) -> bool:
         now = time.monotonic()

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import io
+
 import pytest
+from tqdm import tqdm
 
 from gpt.training.callbacks import Throughput
-from gpt.training.progress import RunProgress, count
+from gpt.training.progress import BAR, RunProgress, count
 from tests.training.small import fit, make_data
 
 
@@ -28,9 +31,28 @@ def test_on_a_terminal_there_is_a_bar_that_ends_with_the_run(tmp_path, corpus, c
     fit(tmp_path, corpus, 6, [RunProgress(terminal=True)], enable_progress_bar=True,
         accumulate_grad_batches=2)  # fmt: skip
     err = capsys.readouterr().err
-    assert "6/6 [" in err
-    assert "loss " in err.rpartition("\r")[2] + err
+    assert "6/6  loss " in err
     assert "12/" not in err
+
+
+@pytest.mark.parametrize(("columns", "total", "val"), [(80, 2000, True), (80, 1000000, False)])
+def test_the_numbers_and_the_time_left_fit_into_80_columns(columns, total, val):
+    shown = ["loss 3.1234", "lr 3.00e-03", "tokens/s 1,234,567", "val 3.2345"]
+    if val:
+        shown[2] = "tokens/s 12,345"
+    out = io.StringIO()
+    progress = RunProgress(terminal=True)
+    progress._bar = tqdm(
+        total=total, initial=total // 2, bar_format=BAR, file=out, ncols=columns, mininterval=0
+    )
+    progress._bar.set_description_str(progress._that_fit(shown, total), refresh=False)
+    progress._bar.update(1)
+    progress._bar.refresh()
+    line = out.getvalue().rstrip("\r\n").rpartition("\r")[2]
+    assert len(line) <= columns
+    assert line.startswith(f"{total // 2 + 1}/{total}  loss 3.1234  lr 3.00e-03  tokens/s 1")
+    assert "  left " in line
+    assert ("val 3.2345" in line) == val
 
 
 def test_the_start_of_a_run_says_what_is_trained_on_what_for_how_long(tmp_path, corpus, capsys):

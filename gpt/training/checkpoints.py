@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: not a checkpoint.
     """
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path} is not a checkpoint: give a .ckpt file that fit wrote")
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     # torch.load fails in as many ways as there are files that are no checkpoint; all mean the same.

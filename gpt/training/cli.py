@@ -11,11 +11,10 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
-import torch
-import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
@@ -23,7 +22,13 @@ from lightning.pytorch.loggers import Logger
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError, UserError
 from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly, Throughput
-from gpt.training.checkpoints import ExportModel, RunCheckpoints, read_checkpoint
+from gpt.training.checkpoints import ExportModel, RunCheckpoints, is_trial, read_checkpoint
+from gpt.training.checks import (
+    check_endless,
+    check_precision,
+    check_steps_left,
+    tell_of_earlier_run,
+)
 from gpt.training.data import TextDataModule
 from gpt.training.loggers import (
     MetricsCSV,
@@ -34,8 +39,15 @@ from gpt.training.loggers import (
     wandb_mode,
 )
 from gpt.training.module import GPTModule
+from gpt.training.parser import (
+    Parser,
+    UsageError,
+    describe_subcommands,
+    parser_kwargs,
+    with_config_paths,
+)
 from gpt.training.progress import RunProgress, say
-from gpt.training.run import RunFolder, find_config
+from gpt.training.run import RunFolder
 
 INTERRUPTED = 130
 MAX_SEED = 2**32 - 1  # numpy's
@@ -52,33 +64,29 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 
 
-DESCRIPTION = """Train a GPT on text (fit), or measure one on the held-out part of it (validate,
-test). Everything a run makes is in runs/<name>/. Settings come from a YAML file or the name of a
-shipped one (--config shakespeare-tiny), and flags win over it: fit --help lists them."""
-
-
-class UsageError(Exception):
-    """A command line or config file that cannot be read."""
-
-
-class Parser(LightningArgumentParser):
-    """Raises instead of printing a page of usage."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UsageError(message) from ex
-
-
 class SaveRunConfig(SaveConfigCallback):
-    """Writes `config.yaml` into the run's folder: given back to `fit`, it repeats the run."""
+    """Writes `config.yaml` into the run's folder: given back to `fit`, it repeats the run.
+
+    Not before training starts: until then the text or the checkpoint may be refused, and what an
+    earlier run left in the folder must be there still.
+    """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Nothing yet; Lightning would save here."""
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero and not is_trial(trainer):
+            if self.config.ckpt_path is None:
+                RunFolder(Path(self.config.runs_dir), self.config.name).samples.unlink(
+                    missing_ok=True
+                )
+            self.save_config(trainer, pl_module, "fit")
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
         config = self.config.clone()
         # Repeating a resumed run means doing all of it.
         config.ckpt_path = None
         path = RunFolder(Path(config.runs_dir), config.name).config
-        path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.new")
         self.parser.save(config, scratch, skip_none=False, overwrite=True, multifile=False)
         os.replace(scratch, path)
@@ -95,6 +103,11 @@ class TrainCLI(LightningCLI):
         own = {"model", "datamodule", "weights_only", "verbose"}
         loaders = {"dataloaders", "train_dataloaders", "val_dataloaders"}
         return dict.fromkeys(("fit", "validate", "test"), own | loaders)
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """Lightning would list them with what its own docstrings say."""
+        super()._add_subcommands(parser, **kwargs)
+        describe_subcommands(parser)
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
@@ -177,14 +190,20 @@ class TrainCLI(LightningCLI):
             callbacks = bar
             own |= {"logger": False, "enable_checkpointing": False}
         own["callbacks"] = [*_as_list(given.get("callbacks")), *callbacks]
-        return super().instantiate_trainer(**own, **kwargs)
+        try:
+            return super().instantiate_trainer(**own, **kwargs)
+        except (MisconfigurationException, ValueError) as error:
+            raise ConfigError(
+                f"trainer.accelerator is {given.accelerator}, trainer.devices {given.devices}, "
+                f"trainer.strategy {given.strategy}, and Lightning says: {error}"
+            ) from None
 
     def _fit_parts(self, bar: list[Callback]) -> tuple[list[Callback], list[Logger]]:
         run = self.run_folder
         checkpoint = read_checkpoint(self.resume_from) if self.resume_from else None
         self._get(self.config_init, "samples").path = run.samples
-        if checkpoint is None:
-            run.samples.unlink(missing_ok=True)
+        if checkpoint is not None:
+            check_steps_left(checkpoint, self._get(self.config_init, "trainer").max_steps)
         checkpoints = RunCheckpoints(run)
         self.stop = StopCleanly(checkpoints)
         callbacks: list[Callback] = [
@@ -198,6 +217,7 @@ class TrainCLI(LightningCLI):
         loggers: list[Logger] = [MetricsCSV(run.metrics, resume=checkpoint is not None)]
         mode = wandb_mode(self._get(self.config, "wandb"))
         if mode is not None:
+            run.create()
             run_id = WandbRunId.of(checkpoint)
             callbacks.append(WandbRunId(run_id))
             self._dump_config()
@@ -211,11 +231,19 @@ class TrainCLI(LightningCLI):
     # --- Running --------------------------------------------------------------------------------
 
     def fit(self, model: GPTModule, datamodule: TextDataModule, **_: Any) -> None:
+        if not is_trial(self.trainer):
+            self.run_folder.create()
+            if self.resume_from is None:
+                tell_of_earlier_run(self.run_folder)
         if self.resume_from is not None:
             say(f"resuming from {self.resume_from}")
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.resume_from)
             finish_wandb(self.trainer.loggers)
+        except UserError:
+            # Refused before it wrote anything: the folder made for it goes as well.
+            self.run_folder.remove_if_empty()
+            raise
         except SystemExit:
             # Lightning's answer to Ctrl-C, once everything is torn down.
             if self.stop is not None and self.stop.saved:
@@ -224,7 +252,8 @@ class TrainCLI(LightningCLI):
                 command = f"python {command}" if command.endswith(".py") else command
                 say(
                     f"stopped at step {self.trainer.global_step}; saved {run.last}\n"
-                    f"go on with: {command} fit --config {run.config} --ckpt_path last"
+                    f"go on with: {command} fit --config {run.config} --ckpt_path last\n"
+                    f"try it: antiphon sample {run.last}"
                 )
             raise KeyboardInterrupt from None
 
@@ -253,70 +282,10 @@ class TrainCLI(LightningCLI):
         say("\n".join(lines))
 
 
-def check_precision(precision: Any, accelerator: Any) -> None:
-    """Raises ConfigError for fp16 on a CPU, which Lightning would silently replace by bf16."""
-    on_cpu = accelerator == "cpu" or (
-        accelerator == "auto"
-        and not torch.cuda.is_available()
-        and not torch.backends.mps.is_available()
-    )
-    if on_cpu and str(precision) in ("16", "16-mixed", "16-true"):
-        raise ConfigError(
-            f"trainer.precision is {precision}, but a CPU has no fast fp16; "
-            "use bf16-mixed or 32-true there"
-        )
-
-
-def check_endless(trainer: Any) -> None:
-    """Raises ConfigError for settings in epochs: the training loader has no end of its own."""
-    if trainer.max_epochs not in (None, -1):
-        raise ConfigError(
-            f"trainer.max_epochs is {trainer.max_epochs}, but a run is measured in steps; set "
-            "trainer.max_steps (the start of a run says how many times through the text that is)"
-        )
-    if trainer.overfit_batches:
-        raise ConfigError(
-            f"trainer.overfit_batches is {trainer.overfit_batches}, but batches come from one "
-            "endless stream; to overfit, train on a short file (data.source)"
-        )
-    if not isinstance(trainer.val_check_interval, int):
-        raise ConfigError(
-            f"trainer.val_check_interval is {trainer.val_check_interval}, but must be a whole "
-            "number of batches"
-        )
-
-
 def _as_list(value: Any) -> list[Any]:
     if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _with_config_paths(argv: list[str]) -> list[str]:
-    """The arguments with the names of shipped configs replaced by their files."""
-    found = []
-    after_flag = False
-    for argument in argv:
-        flag, equals, value = argument.partition("=")
-        if after_flag:
-            argument = _readable_config(argument)
-        elif equals and flag in ("--config", "-c"):
-            argument = f"{flag}={_readable_config(value)}"
-        after_flag = argument in ("--config", "-c")
-        found.append(argument)
-    return found
-
-
-def _readable_config(given: str) -> str:
-    """The path of a config. Raises UsageError that names it if it is not YAML."""
-    path = find_config(given)
-    try:
-        yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {error}") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    return str(path)
 
 
 def _quiet() -> None:
@@ -345,9 +314,9 @@ def main(argv: list[str] | None = None, prog: str = "train.py") -> int:
         TrainCLI(
             GPTModule,
             TextDataModule,
-            args=_with_config_paths(list(sys.argv[1:] if argv is None else argv)),
+            args=with_config_paths(list(sys.argv[1:] if argv is None else argv)),
             parser_class=Parser,
-            parser_kwargs={"prog": prog, "description": DESCRIPTION},
+            parser_kwargs=parser_kwargs(prog),
             trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"save_to_log_dir": False},

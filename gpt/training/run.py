@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.resources
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +58,29 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
+    def create(self) -> None:
+        """Make the folder and write to it: better now than after an hour of preparing text.
+
+        Raises:
+            ConfigError: it cannot be made or written to.
+        """
+        probe = self.path / f".probe-{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write to the run's folder {self.path}: {error.strerror or error}; "
+                "give another --runs_dir or --name"
+            ) from None
+
+    def remove_if_empty(self) -> None:
+        """Take the folder away if no run has left anything in it."""
+        for folder in (self.best.parent, self.path):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
     def checkpoint(self, given: str) -> Path:
         """The checkpoint meant by `best`, `last` or a path.
 
@@ -67,6 +92,8 @@ class RunFolder:
             hint = "give --ckpt_path best, last or a file"
             if given in ("best", "last"):
                 hint = "train first (fit), or give --name or --ckpt_path of another run"
+                if given == "best" and self.last.is_file():
+                    hint = "nothing was validated yet, but last.ckpt is there: --ckpt_path last"
             raise CheckpointError(f"there is no checkpoint at {path}; {hint}")
         return path
 

@@ -148,4 +148,5 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder: Path) -> None:
     assert "Traceback" not in err
     saved = torch.load(folder / "runs/tiny/checkpoints/last.ckpt", weights_only=True)
     assert f"stopped at step {saved['global_step']}; saved runs/tiny/checkpoints/last.ckpt" in out
-    assert "train.py fit --config runs/tiny/config.yaml --ckpt_path last" in out
+    assert "train.py fit --config runs/tiny/config.yaml --ckpt_path last\n" in out
+    assert "try it: antiphon sample runs/tiny/checkpoints/last.ckpt" in out

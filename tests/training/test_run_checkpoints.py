@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import zipfile
 
 import pytest
 import torch
@@ -141,6 +142,10 @@ def test_a_trial_run_leaves_nothing_behind(tmp_path, corpus, run):
 def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path):
     path = tmp_path / "x.ckpt"
     path.write_bytes(b"not a zip file")
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: give a \.ckpt file"):
+        read_checkpoint(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a/b", "of something else")
     with pytest.raises(CheckpointError, match="no readable checkpoint") as caught:
         read_checkpoint(path)
     assert "\n" not in str(caught.value)

@@ -20,6 +20,9 @@ def test_a_checkpoint_may_be_called_best_last_or_by_its_path(tmp_path):
     run.best.parent.mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"no checkpoint at .*best\.ckpt; train first"):
         run.checkpoint("best")
+    run.last.touch()
+    with pytest.raises(CheckpointError, match=r"but last\.ckpt is there: --ckpt_path last"):
+        run.checkpoint("best")
     with pytest.raises(CheckpointError, match="give --ckpt_path best, last or a file"):
         run.checkpoint("nowhere.ckpt")
     for path in (run.best, run.last, tmp_path / "x.ckpt"):

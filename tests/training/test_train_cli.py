@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from gpt.training.cli import check_precision, main
+from gpt.training.checks import check_precision
+from gpt.training.cli import main
 from gpt.training.run import shipped_configs
 
 
@@ -58,6 +59,10 @@ def test_every_shipped_config_is_accepted(name, capsys):
         (["fit", "--model.config.n_layer", "0"], 1, "n_layer is 0"),
         (["fit", "--model.config.n_layer", "two"], 2, "model.config.n_layer"),
         (["fit", "--model.config.n_layr", "2"], 2, "--model.config.n_layr"),
+        (["fit", "--model.d_model", "8"], 2, "did you mean --model.config.d_model?"),
+        (["fit", "--data.sorce=x"], 2, "did you mean --data.source?"),
+        (["fit", "--max_stepz", "2"], 2, "did you mean --trainer.max_steps?"),
+        (["fit", "--zzzzzzzz", "2"], 2, "unrecognized arguments: --zzzzzzzz 2\n"),
         (["fit", "--config", "typo.yaml"], 2, "model.config.n_layr"),
         (["fit", "--config", "broken.yaml"], 2, "broken.yaml"),
         (["fit", "--config", "nowhere"], 1, "no config 'nowhere'"),
@@ -72,11 +77,14 @@ def test_every_shipped_config_is_accepted(name, capsys):
         (["fit", "--trainer.overfit_batches", "1"], 1, "overfit_batches"),
         (["fit", "--ckpt_path", "last"], 1, "no checkpoint at"),
         (["test"], 1, "train first"),
+        (["fit", "--runs_dir", "typo.yaml"], 1, "cannot write to the run's folder typo.yaml/run"),
+        (["fit", "--trainer.accelerator", "cuda"], 1, "trainer.accelerator is cuda"),
         (["predict"], 2, "'fit', 'validate', 'test'"),
         ([], 2, "fit,validate,test"),
     ],
 )
-def test_a_mistake_is_one_line_and_a_status(tmp_path, capsys, arguments, status, told):
+def test_a_mistake_is_one_line_and_a_status(tmp_path, capsys, monkeypatch, arguments, status, told):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (tmp_path / "typo.yaml").write_text("model: {config: {n_layr: 2}}\n")
     (tmp_path / "broken.yaml").write_text("model: [\n")
     assert main(arguments) == status
@@ -86,6 +94,48 @@ def test_a_mistake_is_one_line_and_a_status(tmp_path, capsys, arguments, status,
     assert told in err
     assert err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_help_shows_examples_and_what_each_subcommand_does(capsys):
+    for arguments, told in (
+        (["fit", "--help"], "\n  python train.py fit --config shakespeare-tiny\n"),
+        (["--help"], "Measure a run's best checkpoint"),
+    ):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert told in capsys.readouterr().out
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_refused_run_leaves_the_earlier_one_as_it_was_and_a_new_one_says_so(
+    tmp_path, corpus, capsys
+):
+    tiny = ["--data.source", str(corpus), "--data.tokenizer", "bytes", "--data.batch_size", "1",
+            "--model.config", "{n_layer: 1, d_model: 8, n_head: 2, block_size: 16}",
+            "--samples.max_tokens", "2", "--trainer.accelerator", "cpu"]  # fmt: skip
+    assert main(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
+    assert "holds a run" not in capsys.readouterr().err
+    folder = tmp_path / "runs" / "run"
+    before = contents(folder)
+    assert folder / "samples.txt" in before
+    (tmp_path / "short.txt").write_text("short")
+    for more, told in (
+        (["--trainer.max_steps", "2", "--ckpt_path", "last"], "at step 2, but trainer.max_steps"),
+        (["--trainer.max_steps", "4", "--data.source", "short.txt"], "one block needs 16"),
+        (["--trainer.max_steps", "4", "--data.source", "nowhere.txt"], "neither a file"),
+        (["--trainer.max_steps", "4", "--ckpt_path", "last", "--model.config.d_model", "16"],
+         "another architecture"),
+    ):  # fmt: skip
+        assert main(["fit", *tiny, *more]) == 1
+        assert told in capsys.readouterr().err
+        assert contents(folder) == before
+    assert main(["fit", *tiny, "--trainer.max_steps", "1"]) == 0
+    told = "runs/run holds a run of 2 steps; starting over (to go on with it: --ckpt_path last)"
+    assert told in capsys.readouterr().err
+    assert (folder / "samples.txt").read_text().count("--- step") == 1
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true", 16, "16"])
@@ -109,3 +159,4 @@ def test_text_that_cannot_be_trained_on_is_one_line(tmp_path, capsys, text, told
     assert status == 1
     assert line.startswith("train.py: error: ")
     assert told in line
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -1,0 +1,141 @@
+"""The parser of the training command: its help, its mistakes, and the configs it is given."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import DefaultHelpFormatter
+from lightning.pytorch.cli import LightningArgumentParser
+
+from gpt.training.run import find_config
+
+DESCRIPTION = """Train a GPT on text (fit), or measure one on the held-out part of it (validate,
+test). Everything a run makes is in runs/<name>/. Settings come from a YAML file or the name of a
+shipped one (--config shakespeare-tiny), and flags win over it: fit --help lists them."""
+
+SUBCOMMANDS = {
+    "fit": (
+        "Train a model on text; --ckpt_path last goes on with an earlier run.",
+        (
+            "--config shakespeare-tiny",
+            "--config shakespeare-tiny --data.source 'texts/*.txt' --name mine",
+            "--config runs/mine/config.yaml --ckpt_path last --trainer.max_steps 2000",
+        ),
+    ),
+    "validate": (
+        "Measure a run's best checkpoint on the held-out text.",
+        ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --ckpt_path last"),
+    ),
+    "test": (
+        "The same as validate: there is one held-out text, measured whole.",
+        ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --ckpt_path last"),
+    ),
+}
+
+
+class UsageError(Exception):
+    """A command line or config file that cannot be read."""
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Leaves the lines of the examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith("examples:"):
+            return "".join(f"{indent}{line}\n" for line in text.splitlines())
+        return super()._fill_text(text, width, indent)
+
+
+class Parser(LightningArgumentParser):
+    """Raises instead of printing a page of usage, and says what a misspelt option is near to."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if message.startswith("unrecognized arguments: "):
+            given = next((word for word in message.split() if word.startswith("--")), None)
+            near = None if given is None else nearest(given.partition("=")[0], self.options())
+            if near is not None:
+                message += f"; did you mean {near}?"
+        raise UsageError(message) from ex
+
+    def options(self) -> list[str]:
+        """The names of all options, those of the subcommands included."""
+        found = [name for action in self._actions for name in action.option_strings]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    found += parser.options()
+        return list(dict.fromkeys(name for name in found if name.startswith("--")))
+
+
+def nearest(given: str, options: list[str]) -> str | None:
+    """The option that was probably meant: one with the same last part, or one spelt nearly so.
+
+    Of several with the same last part it is the one whose whole name is nearest.
+    """
+    last = given.removeprefix("--").rpartition(".")[2]
+    same = [name for name in options if name.removeprefix("--").rpartition(".")[2] == last]
+    if same:
+        return max(same, key=lambda name: difflib.SequenceMatcher(None, given, name).ratio())
+    near = difflib.get_close_matches(given, options, n=1, cutoff=0.75)
+    if not near:
+        lasts = {name.removeprefix("--").rpartition(".")[2]: name for name in reversed(options)}
+        near = [lasts[word] for word in difflib.get_close_matches(last, lasts, n=1, cutoff=0.75)]
+    return near[0] if near else None
+
+
+def parser_kwargs(prog: str) -> dict[str, Any]:
+    """What LightningCLI gives the parser and those of the subcommands."""
+    command = f"python {prog}" if prog.endswith(".py") else prog
+    of_each = {
+        name: {
+            "description": description,
+            "epilog": "\n  ".join(
+                ["examples:", *(f"{command} {name} {rest}" for rest in examples)]
+            ),
+        }
+        for name, (description, examples) in SUBCOMMANDS.items()
+    }
+    return {
+        "prog": prog,
+        "description": DESCRIPTION,
+        "formatter_class": HelpFormatter,  # the subcommands take it over
+        **of_each,
+    }
+
+
+def describe_subcommands(parser: argparse.ArgumentParser) -> None:
+    """Put our line for each subcommand into the list of them."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for listed in action._choices_actions:
+                listed.help = SUBCOMMANDS[listed.dest][0]
+
+
+def with_config_paths(argv: list[str]) -> list[str]:
+    """The arguments with the names of shipped configs replaced by their files."""
+    found = []
+    after_flag = False
+    for argument in argv:
+        flag, equals, value = argument.partition("=")
+        if after_flag:
+            argument = _readable_config(argument)
+        elif equals and flag in ("--config", "-c"):
+            argument = f"{flag}={_readable_config(value)}"
+        after_flag = argument in ("--config", "-c")
+        found.append(argument)
+    return found
+
+
+def _readable_config(given: str) -> str:
+    """The path of a config. Raises UsageError that names it if it is not YAML."""
+    path = find_config(given)
+    try:
+        yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not YAML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    return str(path)

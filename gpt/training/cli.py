@@ -195,13 +195,15 @@ class TrainCLI(LightningCLI):
         except (MisconfigurationException, ValueError) as error:
             raise ConfigError(
                 f"trainer.accelerator is {given.accelerator}, trainer.devices {given.devices}, "
-                f"trainer.strategy {given.strategy}, and Lightning says: {error}"
+                f"trainer.strategy {given.strategy}, which cannot be had here (auto takes what "
+                f"there is): {error}"
             ) from None
 
     def _fit_parts(self, bar: list[Callback]) -> tuple[list[Callback], list[Logger]]:
         run = self.run_folder
         checkpoint = read_checkpoint(self.resume_from) if self.resume_from else None
-        self._get(self.config_init, "samples").path = run.samples
+        if not self._get(self.config_init, "trainer").fast_dev_run:
+            self._get(self.config_init, "samples").path = run.samples
         if checkpoint is not None:
             check_steps_left(checkpoint, self._get(self.config_init, "trainer").max_steps)
         checkpoints = RunCheckpoints(run)

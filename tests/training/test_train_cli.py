@@ -132,6 +132,8 @@ def test_a_refused_run_leaves_the_earlier_one_as_it_was_and_a_new_one_says_so(
         assert main(["fit", *tiny, *more]) == 1
         assert told in capsys.readouterr().err
         assert contents(folder) == before
+    assert main(["fit", *tiny, "--trainer.fast_dev_run", "true"]) == 0
+    assert contents(folder) == before
     assert main(["fit", *tiny, "--trainer.max_steps", "1"]) == 0
     told = "runs/run holds a run of 2 steps; starting over (to go on with it: --ckpt_path last)"
     assert told in capsys.readouterr().err

@@ -6,6 +6,7 @@ prefill chunk and a decode step differ only in how many tokens are caught up at 
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from gpt.errors import PromptError
@@ -39,7 +40,7 @@ class Sequence:
     @classmethod
     def start(
         cls,
-        prompt: list[int],
+        prompt: Seq[int],
         params: SamplingParams,
         *,
         block_size: int,

@@ -27,7 +27,6 @@ training and generation.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -107,22 +106,26 @@ def attend(
     parts = []
     for group in plan.groups:
         shape = (group.b, group.t, H, D)
-        mine = q if group.rows is None else q[group.rows]
-        queries = mine.reshape(shape).transpose(1, 2)  # (b, H, t, D)
+        queries = _rows(q, group).reshape(shape).transpose(1, 2)  # (b, H, t, D)
         if cache is not None:
             keys, values = cache.read(group)  # (b, K, s, D)
         else:
-            keys = k.reshape(group.b, group.s, -1, D).transpose(1, 2)
-            values = v.reshape(group.b, group.s, -1, D).transpose(1, 2)
+            keys = _rows(k, group).reshape(group.b, group.s, -1, D).transpose(1, 2)
+            values = _rows(v, group).reshape(group.b, group.s, -1, D).transpose(1, 2)
         keys, values = keys.to(q.dtype), values.to(q.dtype)
         parts.append(_kernel(queries, keys, values, group, scale, dropout).transpose(1, 2))
     if len(parts) == 1 and plan.groups[0].rows is None:
         return parts[0].reshape(q.shape)
-    y = torch.empty_like(q)
+    y = q.new_empty(q.shape)
     for group, part in zip(plan.groups, parts, strict=True):
         assert group.rows is not None, "several groups must say which rows are theirs"
-        y[group.rows] = part.reshape(-1, H, D)
+        y.view(-1, H, D)[group.rows] = part.reshape(-1, H, D)
     return y
+
+
+def _rows(x: Tensor, group: Group) -> Tensor:
+    """The group's tokens of (..., heads, D), flat; all of them if the group is all there is."""
+    return x if group.rows is None else x.reshape(-1, *x.shape[-2:])[group.rows]
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, dropout: float) -> Tensor:

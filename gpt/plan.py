@@ -41,7 +41,8 @@ class Group:
     """Rows that go through one kernel call: `b` sequences, `t` queries each, against `s` keys each.
 
     Attributes:
-        rows: (b*t,) which of the N tokens, sequence by sequence; None: all of them, in order.
+        rows: (b*t,) which of the tokens (flat, if they are (B, T)), sequence by sequence; None: all
+            of them, in order.
         causal: the keys are exactly the queries' own positions and the pattern is causal, so the
             fused kernel may apply the triangle itself.
         mask: (b or 1, 1, t, s) bool, True where a query may look; None: no mask is needed.
@@ -63,7 +64,8 @@ class Group:
 @dataclass(frozen=True)
 class AttentionPlan:
     """Attributes:
-    positions: absolute position of each token: (N,) for a paged plan, (T,) for a dense one.
+    positions: absolute position of each token: (N,) for a paged plan, (T,) for a dense one, (B, T)
+        for a packed one.
     groups: together they cover every token once.
     slots: (N,) where each token's key and value go in the cache; None: nothing is cached.
     logit_rows: (M,) the tokens whose logits are wanted; None: all of them.
@@ -83,6 +85,57 @@ class AttentionPlan:
         causal = isinstance(pattern, Causal)
         mask = None if causal else pattern.allowed(positions[:, None], positions)[None, None]
         return cls(positions, (Group(batch, time, time, causal=causal, mask=mask),))
+
+    @classmethod
+    def packed(
+        cls, ids: Tensor, *, eot: int, pattern: Pattern, one_group: bool = False
+    ) -> AttentionPlan:
+        """Blocks cut from a stream of documents, none of which sees another: training, evaluation.
+
+        A document begins with the end-of-text token that stands before it, as generation from an
+        empty prompt does, and its positions count from there; what a block cuts off in front
+        counts from the block's beginning. Blocks without a border keep the fused causal kernel.
+
+        Args:
+            ids: (B, T) int64.
+            eot: id of end-of-text.
+            one_group: put all blocks through one masked kernel call, so that a compiled model
+                meets the same shapes whatever the text.
+        """
+        B, T = ids.shape
+        begins = ids == eot
+        begins[:, 0] = True
+        index = torch.arange(T, device=ids.device)
+        starts = torch.where(begins, index, 0).cummax(-1).values  # (B, T) where its document began
+        positions = index - starts
+        bordered = begins[:, 1:].any(-1)
+        if one_group:
+            with_border, whole = None, 0
+        else:
+            if not bool(bordered.any()):
+                return cls.dense(B, T, pattern=pattern, device=ids.device)
+            with_border = bordered.nonzero()[:, 0]
+            whole = B - len(with_border)
+        mine = starts if with_border is None else starts[with_border]  # (b, T)
+        same = mine[:, :, None] == mine[:, None, :]
+        mask = (same & pattern.allowed(index[:, None], index)).unsqueeze(1)  # (b, 1, T, T)
+        rows = None
+        groups = []
+        if whole:
+            causal = isinstance(pattern, Causal)
+            plain = (~bordered).nonzero()[:, 0]
+            groups.append(
+                Group(
+                    whole, T, T,
+                    rows=_rows_of(plain, T),
+                    causal=causal,
+                    mask=None if causal else pattern.allowed(index[:, None], index)[None, None],
+                )
+            )  # fmt: skip
+            assert with_border is not None
+            rows = _rows_of(with_border, T)
+        groups.append(Group(len(mine), T, T, rows=rows, mask=mask))
+        return cls(positions, tuple(groups))
 
     @classmethod
     def paged(
@@ -131,6 +184,11 @@ class AttentionPlan:
             if logit_rows is None
             else torch.tensor(logit_rows, dtype=torch.int64, device=device),
         )
+
+
+def _rows_of(blocks: Tensor, time: int) -> Tensor:
+    """(b*T,) the flat tokens of some blocks of (B, T)."""
+    return (blocks[:, None] * time + torch.arange(time, device=blocks.device)).flatten()
 
 
 def _group(chunks: Seq[Chunk], page_size: int) -> list[list[int]]:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from gpt.data.corpora import Corpus, Document, find_corpus
 from gpt.data.shards import FORMAT, SPLITS, PreparedData, ShardWriter, dtype_for
+from gpt.data.sources import Source, SourceLike
 from gpt.errors import ConfigError, DataError, InexpressibleTextError, TokenizerError
 from gpt.files import sync_folder, write_atomically
 from gpt.splitting import GPT4_PATTERN, Splitter
@@ -36,12 +37,17 @@ SHARD_TOKENS = 1 << 26
 
 
 def prepare(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    source: SourceLike | Sequence[SourceLike],
     *,
     tokenizer: str | Tokenizer = "bpe",
     vocab_size: int = 2048,
+    pattern: str = "gpt4",
+    special_tokens: Sequence[str] = (),
     root: str | Path = "data",
     val_fraction: float = 0.1,
+    newlines: str = "keep",
+    on_error: str = "stop",
+    workers: int | None = None,
     progress: bool = True,
     shard_tokens: int = SHARD_TOKENS,
 ) -> PreparedData:
@@ -75,6 +81,12 @@ def prepare(
         raise ConfigError(f"val_fraction is {val_fraction}, but must be above 0 and below 1")
     if shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}, but must be at least 1")
+    if (pattern, tuple(special_tokens), newlines, on_error) != ("gpt4", (), "keep", "stop"):
+        raise ConfigError("pattern, special_tokens, newlines and on_error have one value so far")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers is {workers}, but must be at least 1")
+    listed = [source] if isinstance(source, (str, os.PathLike, Source)) else source
+    source = [one.source if isinstance(one, Source) else os.fspath(one) for one in listed]
     settings = _tokenizer_settings(tokenizer, vocab_size)
     corpus = find_corpus(source)
     identity = {

@@ -80,6 +80,22 @@ class TokenArray:
 
 
 @dataclass(frozen=True)
+class SourceSpan:
+    """Which ids of a prepared corpus come from one of its sources.
+
+    Attributes:
+        name: the source, as it was given.
+        weight: its weight in the mix, as the caller of `prepare()` gave it.
+        train, val: the half-open range of ids in each split.
+    """
+
+    name: str
+    weight: float
+    train: tuple[int, int]
+    val: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class PreparedData:
     """A prepared corpus.
 
@@ -90,6 +106,7 @@ class PreparedData:
         train, val: the ids of both splits.
         train_bytes, val_bytes: UTF-8 bytes of text in each, end-of-text not counted.
         val_chars: characters of text in the validation split.
+        sources: where the text of each source lies, in the order they were given.
     """
 
     folder: Path
@@ -100,6 +117,7 @@ class PreparedData:
     train_bytes: int
     val_bytes: int
     val_chars: int
+    sources: list[SourceSpan]
 
     @property
     def max_id(self) -> int:
@@ -142,6 +160,7 @@ class PreparedData:
             return cls(
                 folder, meta, tokenizer, arrays["train"], arrays["val"],
                 int(train["bytes"]), int(val["bytes"]), int(val["chars"]),
+                [SourceSpan("all", 1.0, (0, len(arrays["train"])), (0, len(arrays["val"])))],
             )  # fmt: skip
         except TokenizerError as error:
             raise DataError(f"{folder} is damaged: {error}; {again}") from None

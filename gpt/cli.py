@@ -47,7 +47,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Train": {
         "train": Command(
-            "gpt.training.cli:main",
+            "gpt.training.command:main",
             "train a model on text (fit), or measure one (validate, test)",
             ("train fit --config shakespeare-tiny",),
         ),

@@ -284,6 +284,43 @@ class TrainCLI(LightningCLI):
         say("\n".join(lines))
 
 
+class _Built(Exception):  # noqa: N818 - carries the parser out of LightningCLI's constructor
+    def __init__(self, parser: Parser) -> None:
+        self.parser = parser
+
+
+class _ParserAlone(TrainCLI):
+    """Stops when the parser is complete, before anything is parsed."""
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        assert isinstance(parser, Parser)
+        raise _Built(parser)
+
+
+def build_parser(prog: str) -> Parser:
+    """The parser with those of its subcommands, for completion and for the tests of the help."""
+    try:
+        _start(_ParserAlone, [], prog)
+    except _Built as built:
+        return built.parser
+    raise AssertionError("LightningCLI was made without parsing its arguments")
+
+
+def _start(kind: type[TrainCLI], argv: list[str], prog: str) -> None:
+    kind(
+        GPTModule,
+        TextDataModule,
+        args=argv,
+        parser_class=Parser,
+        parser_kwargs=parser_kwargs(prog),
+        trainer_defaults=TRAINER_DEFAULTS,
+        save_config_callback=SaveRunConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        auto_configure_optimizers=False,
+        load_from_checkpoint_support=False,
+    )
+
+
 def _as_list(value: Any) -> list[Any]:
     if value is None or isinstance(value, bool):
         return []
@@ -313,18 +350,7 @@ def main(argv: list[str] | None = None, prog: str = "train.py") -> int:
     """
     _quiet()
     try:
-        TrainCLI(
-            GPTModule,
-            TextDataModule,
-            args=with_config_paths(list(sys.argv[1:] if argv is None else argv)),
-            parser_class=Parser,
-            parser_kwargs=parser_kwargs(prog),
-            trainer_defaults=TRAINER_DEFAULTS,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-        )
+        _start(TrainCLI, with_config_paths(list(sys.argv[1:] if argv is None else argv)), prog)
     except UserError as error:
         return _fail(prog, str(error), 1)
     except UsageError as error:

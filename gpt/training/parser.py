@@ -10,30 +10,8 @@ import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
+from gpt.training.command import DESCRIPTION, SUBCOMMANDS, command_of
 from gpt.training.run import find_config
-
-DESCRIPTION = """Train a GPT on text (fit), or measure one on the held-out part of it (validate,
-test). Everything a run makes is in runs/<name>/. Settings come from a YAML file or the name of a
-shipped one (--config shakespeare-tiny), and flags win over it: fit --help lists them."""
-
-SUBCOMMANDS = {
-    "fit": (
-        "Train a model on text; --ckpt_path last goes on with an earlier run.",
-        (
-            "--config shakespeare-tiny",
-            "--config shakespeare-tiny --data.source 'texts/*.txt' --name mine",
-            "--config runs/mine/config.yaml --ckpt_path last --trainer.max_steps 2000",
-        ),
-    ),
-    "validate": (
-        "Measure a run's best checkpoint on the held-out text.",
-        ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --ckpt_path last"),
-    ),
-    "test": (
-        "The same as validate: there is one held-out text, measured whole.",
-        ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --ckpt_path last"),
-    ),
-}
 
 
 class UsageError(Exception):
@@ -60,13 +38,19 @@ class Parser(LightningArgumentParser):
                 message += f"; did you mean {near}?"
         raise UsageError(message) from ex
 
+    def subcommands(self) -> dict[str, Parser]:
+        """The parsers of the subcommands, by name."""
+        found: dict[str, Parser] = {}
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found |= action.choices
+        return found
+
     def options(self) -> list[str]:
         """The names of all options, those of the subcommands included."""
         found = [name for action in self._actions for name in action.option_strings]
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    found += parser.options()
+        for parser in self.subcommands().values():
+            found += parser.options()
         return list(dict.fromkeys(name for name in found if name.startswith("--")))
 
 
@@ -88,7 +72,7 @@ def nearest(given: str, options: list[str]) -> str | None:
 
 def parser_kwargs(prog: str) -> dict[str, Any]:
     """What LightningCLI gives the parser and those of the subcommands."""
-    command = f"python {prog}" if prog.endswith(".py") else prog
+    command = command_of(prog)
     of_each = {
         name: {
             "description": description,

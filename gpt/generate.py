@@ -18,11 +18,12 @@ from torch import Tensor
 from gpt.cache import PAGE_SIZE, KVCache
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError
+from gpt.logprobs import logprobs
 from gpt.pages import PageAllocator, pages_for
-from gpt.params import SamplingParams
+from gpt.params import NOT_FINITE, SCORED, Made, SamplingParams, TokenLogprob
 from gpt.patterns import parse_pattern
 from gpt.plan import AttentionPlan, Chunk
-from gpt.sampling import NOT_FINITE, Draw, sample
+from gpt.sampling import Draw, sample
 from gpt.sequence import Sequence
 from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
@@ -48,7 +49,7 @@ class Model(Protocol):
 @torch.inference_mode()
 def step(
     model: Model, cache: KVCache, work: Seq[tuple[Sequence, int]], *, n_vocab: int
-) -> list[int | None]:
+) -> list[Made | None]:
     """One forward over the next tokens of each sequence.
 
     Args:
@@ -58,21 +59,31 @@ def step(
         n_vocab: ids from here up are padding of the embedding and never chosen.
 
     Returns:
-        For each sequence None if tokens are still pending, the token made, which has been appended
-        to its ids, or NOT_FINITE if its logits were NaN or infinite: nothing was appended, and
-        nothing of its mates was touched.
+        For each sequence None if tokens are still pending, else the token made, which has been
+        appended to its ids. A sequence that is scored gets entries in its `scores` as its tokens
+        are run, and SCORED in place of a token in the end. NOT_FINITE in place of a token says that
+        logits were NaN or infinite: nothing was appended, and nothing of its mates was touched.
     """
     ids: list[int] = []
     chunks: list[Chunk] = []
-    caught_up: list[int] = []  # places in `work`
+    drawn: list[int] = []  # places in `work` of those that get a token
+    drawn_rows: list[int] = []  # and their logits' rows
+    scored: list[tuple[int, slice]] = []  # places of those that get scores, and their logits' rows
     logit_rows: list[int] = []
     for i, (sequence, n) in enumerate(work):
         if not 1 <= n <= sequence.pending:
             raise ValueError(f"cannot run {n} of {sequence.pending} pending tokens")
-        chunks.append(Chunk(sequence.computed, n, sequence.pages))
-        ids.extend(sequence.ids[sequence.computed : sequence.computed + n])
-        if n == sequence.pending:
-            caught_up.append(i)
+        start, end = sequence.computed, sequence.computed + n
+        chunks.append(Chunk(start, n, sequence.pages))
+        ids.extend(sequence.ids[start:end])
+        if sequence.scoring:
+            # After a preemption tokens are run again that have their scores already.
+            rows = range(len(ids) - (end - max(start, len(sequence.scores))), len(ids))
+            scored.append((i, slice(len(logit_rows), len(logit_rows) + len(rows))))
+            logit_rows.extend(rows)
+        elif n == sequence.pending:
+            drawn.append(i)
+            drawn_rows.append(len(logit_rows))
             logit_rows.append(len(ids) - 1)
     device = cache.layer(0).keys.device
     plan = AttentionPlan.paged(
@@ -82,21 +93,52 @@ def step(
         device=device,
         logit_rows=logit_rows,
     )
-    logits = model(torch.tensor(ids, device=device), plan, cache)
-    results: list[int | None] = [None] * len(work)
-    if caught_up:
-        draws = [
-            Draw(work[i][0].params, work[i][0].choice, work[i][0].output_len) for i in caught_up
-        ]
-        for i, token in zip(caught_up, sample(logits[:, :n_vocab], draws), strict=True):
-            results[i] = token
+    logits = model(torch.tensor(ids, device=device), plan, cache)[:, :n_vocab]
+    results: list[Made | None] = [None] * len(work)
+    for i, rows_of in scored:
+        results[i] = _score(logits[rows_of], *work[i])
+    if drawn:
+        last = logits[drawn_rows] if scored else logits
+        for i, made in zip(drawn, _draw(last, [work[i][0] for i in drawn]), strict=True):
+            results[i] = made
     for (sequence, n), result in zip(work, results, strict=True):
         sequence.computed += n
-        if result == NOT_FINITE:
+        if result is None or result.token == SCORED:
+            continue
+        if result.token == NOT_FINITE:
             cache.scrub(sequence.pages)
-        elif result is not None:
-            sequence.ids.append(result)
+        else:
+            sequence.ids.append(result.token)
     return results
+
+
+def _draw(logits: Tensor, sequences: list[Sequence]) -> list[Made]:
+    """The next token of each sequence, from its row of (M, V) logits."""
+    draws = [
+        Draw(s.params, s.choice, s.output_len, s.history if s.params.penalised else None)
+        for s in sequences
+    ]
+    made = [Made(token) for token in sample(logits, draws)]
+    asking = [i for i, s in enumerate(sequences) if s.params.logprobs is not None]
+    if asking:
+        tokens = [made[i].token for i in asking]
+        tops = [sequences[i].params.logprobs or 0 for i in asking]
+        found = logprobs(logits if len(asking) == len(made) else logits[asking], tokens, tops)
+        for i, with_logprob in zip(asking, found, strict=True):
+            made[i] = with_logprob
+    return made
+
+
+def _score(logits: Tensor, sequence: Sequence, n: int) -> Made | None:
+    """Score the last tokens of a chunk of n, as many as there are rows; what `step` returns."""
+    assert sequence.targets is not None
+    end = sequence.computed + n
+    targets = sequence.targets[end - len(logits) : end]
+    scores = logprobs(logits, targets, [sequence.params.logprobs or 0] * len(targets))
+    if any(score.token == NOT_FINITE for score in scores):
+        return Made(NOT_FINITE)
+    sequence.scores += scores
+    return Made(SCORED) if n == sequence.pending else None
 
 
 @dataclass(frozen=True)
@@ -109,6 +151,7 @@ class Piece:
         text: what it adds to the text, perhaps nothing yet.
         finish_reason: set on a sample's last piece.
         matched_stop: the stop string that ended it, if one did.
+        logprob, top: as in `Made`, if they were asked for.
     """
 
     choice: int
@@ -116,6 +159,8 @@ class Piece:
     text: str
     finish_reason: FinishReason | None = None
     matched_stop: str | None = None
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
 
 
 def encode_prompt(prompt: str | Seq[int], tokenizer: Tokenizer) -> list[int]:
@@ -181,19 +226,22 @@ def _generate_batch(
     live = sequences
     while live:
         work = _share(live, prefill_chunk)
-        for (sequence, _), token in zip(
+        for (sequence, _), made in zip(
             work, step(model, cache, work, n_vocab=tokenizer.n_vocab), strict=True
         ):
-            if token is None:
+            if made is None:
                 continue
-            if token == NOT_FINITE:
+            if made.token == NOT_FINITE:
                 raise CheckpointError(
                     "the model's logits are not finite numbers: the checkpoint is damaged or its "
                     "training diverged; use an earlier one"
                 )
             stream = streams[id(sequence)]
-            text = stream.push(token, last=sequence.full)
-            yield Piece(sequence.choice, token, text, stream.finish_reason, stream.matched_stop)
+            text = stream.push(made.token, last=sequence.full)
+            yield Piece(
+                sequence.choice, made.token, text, stream.finish_reason, stream.matched_stop,
+                made.logprob, made.top,
+            )  # fmt: skip
         live = [s for s in live if streams[id(s)].finish_reason is None]
 
 

@@ -250,9 +250,9 @@ class Engine:
         else:
             now = time.monotonic()
             events = [
-                self._take(self._requests[sequence], token, now)
-                for (sequence, _), token in zip(work, results, strict=True)
-                if token is not None
+                self._take(self._requests[sequence], made.token, now)
+                for (sequence, _), made in zip(work, results, strict=True)
+                if made is not None
             ]
         self._close([event.request for event in events if event.end is not None])
         return events

@@ -11,7 +11,7 @@ from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, InexpressibleTextError, PromptError
 from gpt.generate import NOT_FINITE, generate, step
 from gpt.model import GPT
-from gpt.params import SamplingParams
+from gpt.params import Made, SamplingParams
 from gpt.sequence import Sequence
 from gpt.stream import FinishReason
 from gpt.tokenizer import Tokenizer
@@ -193,16 +193,17 @@ def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages
         return logits
 
     poisoned.config = CONFIG  # type: ignore[attr-defined]
-    token, failed = step(poisoned, cache, [(good, 2), (bad, 1)], n_vocab=257)  # type: ignore[arg-type]
-    assert failed == NOT_FINITE
+    made, failed = step(poisoned, cache, [(good, 2), (bad, 1)], n_vocab=257)  # type: ignore[arg-type]
+    assert failed == Made(NOT_FINITE)
     assert bad.ids == [67]
-    assert [token] == recompute_greedily(model, [65, 66], 1)
+    assert made is not None
+    assert [made.token] == recompute_greedily(model, [65, 66], 1)
     heir = Sequence.start([1] * 17, GREEDY, block_size=32, n_vocab=257, eot=256)
     heir.pages = [2, 3]
     step(model, cache, [(heir, 17)], n_vocab=257)
     for _ in range(3):
-        made = step(model, cache, [(good, 1), (heir, 1)], n_vocab=257)
-        assert NOT_FINITE not in made
+        results = step(model, cache, [(good, 1), (heir, 1)], n_vocab=257)
+        assert Made(NOT_FINITE) not in results
     assert heir.ids[17:] == recompute_greedily(model, [1] * 17, 4)
 
 

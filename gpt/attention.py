@@ -68,15 +68,22 @@ class Attention(nn.Module):
         Returns:
             The same shape as x.
         """
+        q, k, v = self.project(x, rotary)
+        dropout = self.dropout if self.training else 0.0
+        y = attend(q, k, v, plan, cache, scale=self.scale, dropout=dropout)
+        return self.out(y.flatten(-2))  # type: ignore[no-any-return]
+
+    def project(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Questions, headings and answers of the tokens: (..., H, D), (..., K, D), (..., K, D)."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # (..., H + 2K, D)
-        q, k, v = qkv.split(self.sizes, dim=-2)  # (..., H, D), (..., K, D), (..., K, D)
+        q, k, v = qkv.split(self.sizes, dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
-        dropout = self.dropout if self.training else 0.0
-        y = attend(q, k, v, plan, cache, scale=self.scale, dropout=dropout)
-        return self.out(y.flatten(-2))  # type: ignore[no-any-return]
+        return q, k, v
 
 
 def attend(

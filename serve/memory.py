@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.errors import ServerError
+from gpt.machine import GIB, free_memory
 from gpt.pages import pages_for
 
 DEFAULT_SHARE = 0.25
 """Part of the free memory that the cache may take unless a budget is given."""
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,6 @@ class Pool:
             f"{self.n_pages * self.page_bytes / 2**20:.1f} MiB "
             f"(budget {self.budget / 2**20:.1f} MiB)"
         )
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had: of the GPU, or of the machine or container, if that is less."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    found = [_meminfo(Path("/proc/meminfo")), _cgroup(Path("/sys/fs/cgroup"))]
-    return min((value for value in found if value is not None), default=4 * GIB)
 
 
 def size_pool(
@@ -81,24 +71,3 @@ def size_pool(
             "set --kv-cache-gb to that or more"
         )
     return Pool(n_pages, page_size, page_bytes, budget)
-
-
-def _meminfo(path: Path) -> int | None:
-    try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
-def _cgroup(folder: Path) -> int | None:
-    """What a container's limit leaves (cgroup v2, as seen from inside)."""
-    try:
-        limit = int((folder / "memory.max").read_text(encoding="ascii"))
-        used = int((folder / "memory.current").read_text(encoding="ascii"))
-        return max(0, limit - used)
-    except (OSError, ValueError):  # no container, or "max"
-        return None

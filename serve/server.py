@@ -90,8 +90,8 @@ def load(settings: Settings) -> Engine:
 
     from gpt.checkpoint import load_model
     from gpt.device import check_device
+    from gpt.machine import GIB
     from serve.engine import Engine
-    from serve.memory import GIB
 
     device = check_device(settings.device)
     if settings.threads is not None:

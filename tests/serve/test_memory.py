@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -52,16 +50,3 @@ def test_a_share_of_the_free_memory_by_default(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(memory, "free_memory", lambda device: 40 * page)
     assert pool(None).n_pages == 10
     assert "9 pages of 16 tokens" in str(pool(None))
-
-
-def test_a_container_s_limit_counts_where_there_is_one(tmp_path: Path) -> None:
-    assert memory._cgroup(tmp_path) is None
-    (tmp_path / "memory.current").write_text("300\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory._cgroup(tmp_path) is None
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert memory._cgroup(tmp_path) == 700
-    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nMemAvailable:    64 kB\n")
-    assert memory._meminfo(tmp_path / "meminfo") == 64 * 1024
-    assert memory._meminfo(tmp_path / "none") is None
-    assert memory.free_memory(CPU) > 0

@@ -7,18 +7,39 @@ therefore gives the same ids as the whole, and a file of any size can be encoded
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator
 
 import regex
 
 from gpt.errors import TokenizerError
 
-GPT4_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-)
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The split of GPT-2's tokenizer: words, numbers and runs of punctuation, each with the space
+before it; English contractions in lower case."""
+
+_GPT4_WORDS = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+GPT4_PATTERN = rf"{_GPT4_WORDS}|\s*[\r\n]|\s+(?!\S)|\s+"
 """The split of GPT-4's tokenizer: words with the space before them, at most three digits together,
 runs of punctuation, line ends. Every character belongs to some piece."""
+
+CL100K_PATTERN = rf"{_GPT4_WORDS}|\s++$|\s*[\r\n]|\s+(?!\S)|\s+"
+"""The same as tiktoken has it in `cl100k_base`, where all blanks at the end of a text are one
+piece."""
+
+_RISING = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_FALLING = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SUFFIX = r"(?i:'(?:[sdmt]|ll|ve|re))?"
+O200K_PATTERN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_RISING}*{_FALLING}+{_SUFFIX}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_RISING}+{_FALLING}*{_SUFFIX}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The split of GPT-4o's tokenizer: a word ends where a capital follows a small letter, has its
+combining marks in it and its contraction at its end."""
+
+PATTERNS = {"gpt2": GPT2_PATTERN, "gpt4": GPT4_PATTERN, "o200k": O200K_PATTERN}
+"""The split patterns that have a name."""
 
 CHAR_PATTERN = r"(?s:.)"
 """Every character is a piece of its own."""
@@ -36,6 +57,23 @@ _LAST_BORDER = regex.compile(rf"(?r){_BORDER.pattern}")
 
 # Something of every branch that a split pattern may have: a pattern must not lose any of it.
 _PROBE = "It's 12345 naïve\tcafés…  \r\n\n 漢字、かな ﷺ e\u0301 🙂\u200d !?\x00\x1f\x85\u2028_x \n"
+
+
+def split_pattern(name: str) -> str:
+    """The regular expression of that name in `PATTERNS`; one that is written out is given back.
+
+    Raises:
+        TokenizerError: a bare word that is no name of a pattern.
+    """
+    if name in PATTERNS:
+        return PATTERNS[name]
+    if regex.fullmatch(r"[\w .-]*", name):  # nothing that a pattern for any text could do with
+        near = difflib.get_close_matches(name, PATTERNS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "give one of them, or a regular expression"
+        raise TokenizerError(
+            f"the split pattern {name[:80]!r} is unknown (there are {', '.join(PATTERNS)}); {hint}"
+        )
+    return name
 
 
 MAX_PATTERN = 2000

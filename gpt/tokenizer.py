@@ -1,8 +1,9 @@
 """Tokenizer: text to ids and back, always through a `tiktoken.Encoding`.
 
-Three kinds are made here: `bpe` (learned from a corpus), `bytes` and `chars`. Each has the token
-`<|endoftext|>` as its last id. It stands between documents and never comes out of text: a user who
-types it gets the tokens of those thirteen characters.
+Three kinds are made here: `bpe` (learned from a corpus), `bytes` and `chars`; `gpt.encodings` has
+ready ones. Each has special tokens, ids that come out of no ordinary text: end-of-text, which
+stands between documents, and what others its maker named. A user who types such a name gets the
+tokens of its characters, unless the caller asks otherwise.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import heapq
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,14 +21,16 @@ import tiktoken
 
 from gpt.errors import InexpressibleTextError, TokenizerError
 from gpt.files import write_atomically
-from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN, Splitter
+from gpt.merging import leftover
+from gpt.specials import MAX_VOCAB, SpecialFinder, check_names, check_special
+from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN, Splitter, split_pattern
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_BPE_VOCAB = 257
 """256 bytes and end-of-text."""
 
 FILE_NAME = "tokenizer.json"
-_FORMAT = 1
+_FORMAT = 2
 
 Bytes: TypeAlias = bytes
 """In `Tokenizer` the plain name means the method."""
@@ -41,65 +43,102 @@ class Tokenizer:
         encoding: the tiktoken encoding that does the work.
         kind: `bpe`, `bytes`, `chars`, or what else its maker called it.
         pattern: the regular expression that splits text before bytes are merged.
-        n_vocab: number of ids, end-of-text included.
-        eot: id of end-of-text, `n_vocab - 1`.
+        special: ids of the special tokens by name, end-of-text among them, in order of the ids.
+        end_of_text: the name of the one that ends a text.
+        eot: its id.
+        n_vocab: one more than the largest id. Some ids below it may stand for nothing.
         fingerprint: SHA-256 (hex) of pattern, tokens and special tokens. Two tokenizers with the
             same fingerprint give the same ids.
     """
 
-    def __init__(self, kind: str, pattern: str, tokens: Sequence[Bytes]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        pattern: str,
+        tokens: Sequence[Bytes],
+        *,
+        special: Mapping[str, int] | None = None,
+        end_of_text: str = END_OF_TEXT,
+    ) -> None:
         """A tokenizer from its tokens; a token's id, and its rank in merging, is its place.
 
+        Args:
+            tokens: bytes by id; empty ones are ids of special tokens, or of nothing.
+            special: ids of the special tokens by name; None: end-of-text alone, after the others.
+            end_of_text: the name of the one that ends a text.
+
         Raises:
-            TokenizerError: an empty or repeated token, none at all, or an unusable pattern.
+            TokenizerError: a repeated token, none at all, special tokens without a name, an id or a
+                place of their own, or an unusable pattern.
         """
-        ranks = {token: rank for rank, token in enumerate(tokens)}
-        if not ranks or b"" in ranks or len(ranks) != len(tokens):
+        ranks = {token: rank for rank, token in enumerate(tokens) if token}
+        if special is None:
+            special = {end_of_text: len(tokens)}
+        check_special(special, tokens, end_of_text)
+        given = sum(map(bool, tokens))
+        if not ranks or len(ranks) != given or len(tokens) > MAX_VOCAB:
             raise TokenizerError(
-                f"a {kind} vocabulary of {len(tokens)} tokens is not usable: it needs at least "
-                "one, and each must be different and not empty"
+                f"a {kind} vocabulary of {given} tokens is not usable: it needs 1 to {MAX_VOCAB}, "
+                "and each must be different"
             )
         self.kind = kind
         self.pattern = pattern
         self.splitter = Splitter(pattern)
-        self.eot = len(tokens)
-        self.n_vocab = len(tokens) + 1
+        self.special = dict(sorted(special.items(), key=lambda item: item[1]))
+        self.end_of_text = end_of_text
+        self.eot = special[end_of_text]
+        self.n_vocab = 1 + max(*ranks.values(), *special.values())
         self._ranks = ranks
-        self._token_bytes = [*tokens, b""]
+        self._token_bytes = [*tokens, *[b""] * (self.n_vocab - len(tokens))][: self.n_vocab]
+        for name, token in special.items():
+            if name != end_of_text:
+                self._token_bytes[token] = name.encode()
         self._missing = frozenset(b for b in range(256) if bytes([b]) not in ranks)
         self._known_chars: set[str] = set()
-        self.fingerprint = _fingerprint(pattern, tokens)
+        self.fingerprint = _fingerprint(pattern, tokens, self.special, end_of_text)
         try:
             self.encoding = tiktoken.Encoding(
                 f"antiphon-{kind}-{self.fingerprint[:12]}",
                 pat_str=pattern,
                 mergeable_ranks=ranks,
-                special_tokens={END_OF_TEXT: self.eot},
+                special_tokens=self.special,
             )
         except ValueError as error:
             raise TokenizerError(f"the split pattern {pattern!r} is not valid: {error}") from None
 
     @classmethod
-    def bytes(cls) -> Tokenizer:
-        """One token per UTF-8 byte; expresses any text."""
-        return cls("bytes", CHAR_PATTERN, [bytes([b]) for b in range(256)])
+    def bytes(cls, special_tokens: Sequence[str] = ()) -> Tokenizer:
+        """One token per UTF-8 byte; expresses any text.
+
+        Raises:
+            TokenizerError: special tokens as for `bpe`.
+        """
+        return cls._made("bytes", CHAR_PATTERN, [bytes([b]) for b in range(256)], special_tokens)
 
     @classmethod
-    def chars(cls, alphabet: Iterable[str]) -> Tokenizer:
+    def chars(cls, alphabet: Iterable[str], special_tokens: Sequence[str] = ()) -> Tokenizer:
         """One token per character of `alphabet`, in the order of their code points.
 
         Raises:
-            TokenizerError: an empty alphabet, or half of a surrogate pair in it.
+            TokenizerError: an empty alphabet, half of a surrogate pair in it, or special tokens as
+                for `bpe`.
         """
         characters = sorted({char for text in alphabet for char in text})
         if not characters:
             raise TokenizerError(
                 "a chars tokenizer needs at least one character; the text is empty"
             )
-        return cls("chars", CHAR_PATTERN, [_utf8(char, 0) for char in characters])
+        tokens = [_utf8(char, 0) for char in characters]
+        return cls._made("chars", CHAR_PATTERN, tokens, special_tokens)
 
     @classmethod
-    def bpe(cls, texts: Iterable[str], vocab_size: int, pattern: str = GPT4_PATTERN) -> Tokenizer:
+    def bpe(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        pattern: str = GPT4_PATTERN,
+        special_tokens: Sequence[str] = (),
+    ) -> Tokenizer:
         """Byte-pair encoding learned from `texts`, which are read once as a stream.
 
         It can express any text. Text with too few repetitions for `vocab_size` gives a smaller
@@ -107,52 +146,126 @@ class Tokenizer:
 
         Args:
             texts: the training text in pieces of any size; a piece ends where a word ends.
-            vocab_size: ids wanted, the 256 bytes and end-of-text included.
-            pattern: how text is split before merging.
+            vocab_size: ids wanted; the 256 bytes, special tokens and end-of-text included.
+            pattern: how text is split before merging: a name in `gpt.splitting.PATTERNS`, or a
+                regular expression.
+            special_tokens: names that get an id each, after the merges and before end-of-text.
+                Nothing is learned from them where they stand in the text.
 
         Raises:
-            TokenizerError: vocab_size below 257, an unusable pattern, or broken text.
+            TokenizerError: vocab_size too small, an unusable pattern, broken text, or special
+                tokens that are empty, repeated or end-of-text.
         """
-        if vocab_size < MIN_BPE_VOCAB:
+        check_special_tokens(special_tokens)
+        least = MIN_BPE_VOCAB + len(special_tokens)
+        if vocab_size < least:
+            named = f", {len(special_tokens)} special tokens" if special_tokens else ""
             raise TokenizerError(
-                f"vocab_size is {vocab_size}, but a bpe vocabulary needs at least {MIN_BPE_VOCAB} "
-                "(256 bytes and end-of-text); give more, or use --tokenizer chars"
+                f"vocab_size is {vocab_size}, but a bpe vocabulary needs at least {least} "
+                f"(256 bytes{named} and end-of-text); give more, or use --tokenizer chars"
             )
+        pattern = split_pattern(pattern)
         splitter = Splitter(pattern)
         learner = rustbpe.Tokenizer()
+        if special_tokens:
+            texts = _ordinary(texts, SpecialFinder(special_tokens))
         # rustbpe collects buffer_size texts before it counts them; ours are large.
         segments = (segment for text in texts for segment in _checked(splitter.segments([text])))
+        size = vocab_size - 1 - len(special_tokens)
         try:
-            learner.train_from_iterator(segments, vocab_size - 1, buffer_size=16, pattern=pattern)
+            learner.train_from_iterator(segments, size, buffer_size=16, pattern=pattern)
         except BaseException as error:  # noqa: BLE001 (Rust panics are no Exceptions)
             raise _unless_panic(error, "no vocabulary can be learned from this text") from None
         ranks = sorted(learner.get_mergeable_ranks(), key=lambda pair: pair[1])
-        return cls("bpe", pattern, [bytes(token) for token, _ in ranks])
+        return cls._made("bpe", pattern, [bytes(token) for token, _ in ranks], special_tokens)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, all of it taken as ordinary text.
+    @classmethod
+    def _made(
+        cls, kind: str, pattern: str, tokens: list[Bytes], special_tokens: Sequence[str]
+    ) -> Tokenizer:
+        check_special_tokens(special_tokens)
+        names = [*special_tokens, END_OF_TEXT]
+        return cls(
+            kind, pattern, tokens, special={name: len(tokens) + i for i, name in enumerate(names)}
+        )
+
+    def with_special_tokens(self, names: Sequence[str]) -> Tokenizer:
+        """This tokenizer with more special tokens: new names get ids from `n_vocab` up.
+
+        Raises:
+            TokenizerError: names that are empty, repeated or end-of-text.
+        """
+        check_special_tokens(names, self.end_of_text)
+        new = [name for name in names if name not in self.special]
+        if not new:
+            return self
+        tokens = [b""] * (1 + max(self._ranks.values()))
+        for token, rank in self._ranks.items():
+            tokens[rank] = token
+        special = self.special | {name: self.n_vocab + i for i, name in enumerate(new)}
+        return Tokenizer(
+            self.kind, self.pattern, tokens, special=special, end_of_text=self.end_of_text
+        )
+
+    def encode(self, text: str, special: bool | Collection[str] = False) -> list[int]:
+        """The ids of `text`.
+
+        Args:
+            special: which special tokens' names in the text become those tokens. False: none, all
+                is ordinary text; True: all but end-of-text; or the names themselves.
 
         Raises:
             InexpressibleTextError: a character that the vocabulary has no tokens for.
-            TokenizerError: half of a surrogate pair, which is no character.
+            TokenizerError: half of a surrogate pair, which is no character; a name in `special`
+                that no special token has.
         """
-        return [token for ids in self.encode_stream([text]) for token in ids]
+        return [token for ids in self.encode_stream([text], special) for token in ids]
 
-    def encode_stream(self, chunks: Iterable[str]) -> Iterator[list[int]]:
+    def encode_stream(
+        self, chunks: Iterable[str], special: bool | Collection[str] = False
+    ) -> Iterator[list[int]]:
         """The ids of one text that comes in chunks, a list at a time.
 
         The ids do not depend on where the chunks end; joined they are `encode("".join(chunks))`.
 
+        Args:
+            special: as for `encode`. Text before and after a special token is encoded on its own.
+
         Raises:
             InexpressibleTextError, TokenizerError: as `encode`; offsets count from the start.
         """
-        offset = 0
+        names = self._names(special)
+        if not names:
+            yield from self._encode_ordinary(chunks, [0])
+            return
+        offset = [0]
+        for named, parts in SpecialFinder(names).stretches(chunks):
+            if named:
+                for name in parts:
+                    offset[0] += len(name)
+                    yield [self.special[name]]
+            else:
+                yield from self._encode_ordinary(parts, offset)
+
+    def _names(self, special: bool | Collection[str]) -> Collection[str]:
+        if isinstance(special, bool):
+            return [name for name in self.special if name != self.end_of_text] if special else []
+        for name in special:
+            if name not in self.special:
+                raise TokenizerError(
+                    f"{name!r} is no special token of the {self.kind} tokenizer; there are "
+                    f"{', '.join([*self.special][:20])}"
+                )
+        return special
+
+    def _encode_ordinary(self, chunks: Iterable[str], offset: list[int]) -> Iterator[list[int]]:
+        """The ids of a stretch of ordinary text; `offset[0]` moves on to its end."""
         for segment in self.splitter.segments(chunks):
-            _utf8(segment, offset)
+            _utf8(segment, offset[0])
             if self._missing:
-                self._check_expressible(segment, offset)
+                self._check_expressible(segment, offset[0])
             yield self._encode_segment(segment)
-            offset += len(segment)
+            offset[0] += len(segment)
 
     def _encode_segment(self, segment: str) -> list[int]:
         try:
@@ -165,7 +278,7 @@ class Tokenizer:
         without a token of its own is left over after merging."""
         if self.splitter.by_character:
             new = set(segment) - self._known_chars
-            bad = {char for char in new if self._leftover(char.encode()) is not None}
+            bad = {char for char in new if leftover(char.encode(), self._ranks) is not None}
             self._known_chars |= new - bad
             if bad:
                 place = next(i for i, char in enumerate(segment) if char in bad)
@@ -173,55 +286,22 @@ class Tokenizer:
             return
         for piece in self.splitter.pieces(segment):
             data = piece.encode()
-            if not self._missing.isdisjoint(data) and (left := self._leftover(data)) is not None:
-                # The byte may be one of several in its character: count the whole ones before it.
-                place = len(data[:left].decode(errors="ignore"))
-                raise InexpressibleTextError(piece[place], offset + place, self.kind)
+            if not self._missing.isdisjoint(data):
+                left = leftover(data, self._ranks)
+                if left is not None:
+                    # Perhaps one byte of several in its character: count the whole ones before it.
+                    place = len(data[:left].decode(errors="ignore"))
+                    raise InexpressibleTextError(piece[place], offset + place, self.kind)
             offset += len(piece)
 
-    def _leftover(self, piece: Bytes) -> int | None:
-        """Index of the first byte that merging leaves without a token, or None.
-
-        The merges of tiktoken: of all neighbours whose union is a token, the lowest rank first, the
-        leftmost of equals.
-        """
-        if piece in self._ranks:
-            return None
-        end = list(range(1, len(piece) + 1))  # end[i]: where the part that starts at i ends
-        prev = list(range(-1, len(piece) - 1))  # prev[i]: where the part before it starts
-        heap: list[tuple[int, int, int]] = []
-
-        def offer(start: int) -> None:
-            middle = end[start]
-            if middle < len(piece):
-                rank = self._ranks.get(piece[start : end[middle]])
-                if rank is not None:
-                    heapq.heappush(heap, (rank, start, end[middle]))
-
-        for start in range(len(piece)):
-            offer(start)
-        gone = bytearray(len(piece))
-        while heap:
-            _, start, stop = heapq.heappop(heap)
-            middle = end[start]
-            if gone[start] or middle >= len(piece) or end[middle] != stop:
-                continue  # one of the two has been merged otherwise since
-            gone[middle] = 1
-            end[start] = stop
-            if stop < len(piece):
-                prev[stop] = start
-            offer(start)
-            if prev[start] >= 0:
-                offer(prev[start])
-        start = 0
-        while start < len(piece):
-            if piece[start : end[start]] not in self._ranks:
-                return start
-            start = end[start]
-        return None
-
     def token_bytes(self, token: int) -> Bytes:
-        """The bytes of one token, none for end-of-text. Raises TokenizerError for an unknown id."""
+        """The bytes of one token; a special one has those of its name.
+
+        End-of-text has none, nor has an id below `n_vocab` that stands for nothing.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary.
+        """
         if not 0 <= token < self.n_vocab:
             raise TokenizerError(
                 f"token id {token} is outside the {self.kind} vocabulary (0 to {self.n_vocab - 1})"
@@ -242,44 +322,57 @@ class Tokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         """All of the tokenizer as plain data that JSON can hold."""
+        names = {token: name for name, token in self.special.items()}
+        ordinary = [b"" if i in names else t for i, t in enumerate(self._token_bytes)]
+        while not ordinary[-1]:
+            ordinary.pop()
         return {
             "format": _FORMAT,
             "kind": self.kind,
             "pattern": self.pattern,
-            "end_of_text": END_OF_TEXT,
-            "tokens": [base64.b64encode(t).decode("ascii") for t in self._token_bytes[: self.eot]],
+            "end_of_text": self.end_of_text,
+            "special": self.special,
             "fingerprint": self.fingerprint,
+            "tokens": [base64.b64encode(token).decode("ascii") for token in ordinary],
         }
 
     @classmethod
     def from_dict(cls, values: Any) -> Tokenizer:
-        """The inverse of `to_dict`.
+        """The inverse of `to_dict`; reads format 1 too, which had no special tokens by name.
 
         Raises:
             TokenizerError: not made by `to_dict`, of a later format, or changed since.
         """
         if not isinstance(values, dict):
             raise TokenizerError(f"a tokenizer is an object of fields, not {type(values).__name__}")
-        if values.get("format") != _FORMAT:
+        version = values.get("format")
+        if "added_tokens" in values:
+            raise TokenizerError("it is one of the Hugging Face kind, which cannot be read here")
+        if version not in (1, _FORMAT):
             raise TokenizerError(
-                f"its format is {values.get('format')!r}, but this version reads {_FORMAT}"
+                f"its format is {repr(version)[:40]}, but this version reads 1 to {_FORMAT}"
             )
         kind, pattern, tokens = (values.get(name) for name in ("kind", "pattern", "tokens"))
         if not (isinstance(kind, str) and isinstance(pattern, str) and isinstance(tokens, list)):
             raise TokenizerError("a tokenizer needs the fields kind, pattern and tokens")
         if not (kind.isprintable() and 0 < len(kind) <= 40):
             raise TokenizerError(f"the tokenizer's kind is no name: {kind[:40]!r}")
-        if values.get("end_of_text") != END_OF_TEXT:
-            raise TokenizerError(f"the end-of-text token must be {END_OF_TEXT!r}")
+        end_of_text = values.get("end_of_text")
+        if not isinstance(end_of_text, str) or (version == 1 and end_of_text != END_OF_TEXT):
+            raise TokenizerError(f"the end-of-text token is {repr(end_of_text)[:40]}, no such name")
+        special = {end_of_text: len(tokens)} if version == 1 else values.get("special")
+        if not isinstance(special, dict):
+            raise TokenizerError("a tokenizer needs the field special: ids by name")
         try:
             decoded = [base64.b64decode(token, validate=True) for token in tokens]
         except (binascii.Error, TypeError, ValueError):
             raise TokenizerError("the tokenizer has a token that is not base64") from None
-        if values.get("fingerprint") != _fingerprint(pattern, decoded):
+        made = cls(kind, pattern, decoded, special=special, end_of_text=end_of_text)
+        if values.get("fingerprint") != made.fingerprint:
             raise TokenizerError(
                 "the tokenizer does not match its fingerprint; it has been changed"
             )
-        return cls(kind, pattern, decoded)
+        return made
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file, whole or not at all. Raises TokenizerError if that fails."""
@@ -306,13 +399,42 @@ class Tokenizer:
         return f"Tokenizer({self.kind}, {self.n_vocab} ids, {self.fingerprint[:12]})"
 
 
-def _fingerprint(pattern: str, tokens: Sequence[bytes]) -> str:
-    digest = hashlib.sha256()
+def check_special_tokens(names: Sequence[str], end_of_text: str = END_OF_TEXT) -> None:
+    """Raises TokenizerError for names that a vocabulary cannot be given beside end-of-text."""
+    if isinstance(names, str):
+        raise TokenizerError(f"special_tokens is the text {names[:40]!r}; give a list of names")
+    check_names(names)
+    if end_of_text in names:
+        raise TokenizerError(
+            f"{end_of_text} cannot be named as a special token: every vocabulary has it, and where "
+            "it stands in a text it is ordinary text"
+        )
+
+
+def _fingerprint(
+    pattern: str, tokens: Sequence[bytes], special: Mapping[str, int], end_of_text: str
+) -> str:
+    """Identity of a vocabulary. Where end-of-text is the one special token, after all others and
+    under its usual name, it is what it was before there were more."""
+    parts = [pattern.encode("utf-8", "surrogatepass")]
+    if special == {END_OF_TEXT: len(tokens)} and all(tokens):
+        parts += [*tokens, END_OF_TEXT.encode()]
+    else:
+        # No pattern: it would lose text. So this is the digest of no plain vocabulary.
+        parts = [b"special tokens", *parts, end_of_text.encode()]
+        for token, name in sorted((token, name) for name, token in special.items()):
+            parts += [token.to_bytes(8, "little"), name.encode()]
+        parts.append(b"")
+        for rank, token_bytes in enumerate(tokens):
+            if token_bytes:
+                parts += [rank.to_bytes(8, "little"), token_bytes]
     # Lengths go first, so that no two vocabularies spell the same bytes.
-    for part in (pattern.encode("utf-8", "surrogatepass"), *tokens, END_OF_TEXT.encode()):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
+    spelled = b"".join(piece for part in parts for piece in (_length(part), part))
+    return hashlib.sha256(spelled).hexdigest()
+
+
+def _length(part: bytes) -> bytes:
+    return len(part).to_bytes(8, "little")
 
 
 def _unless_panic(error: BaseException, message: str) -> BaseException:
@@ -343,3 +465,11 @@ def _checked(segments: Iterable[str]) -> Iterator[str]:
         _utf8(segment, offset)
         offset += len(segment)
         yield segment
+
+
+def _ordinary(texts: Iterable[str], finder: SpecialFinder) -> Iterator[str]:
+    """The texts without the special tokens in them, a stretch at a time."""
+    for text in texts:
+        for named, parts in finder.stretches([text]):
+            if not named:
+                yield "".join(parts)

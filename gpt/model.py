@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpt.attention import Attention
 from gpt.cache import KVCache, LayerCache
@@ -87,6 +88,9 @@ class GPT(nn.Module):
                 "vocab_size is not set: take it from the tokenizer, config.replace(vocab_size=…)"
             )
         self.config = config
+        self.activation_checkpointing = False
+        """Keep only what enters each block; compute the rest again for the gradients. Training's
+        affair (memory for time, the same numbers), so no part of the architecture."""
         self.pattern = parse_pattern(config.pattern)
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.embed_pos = (
@@ -149,8 +153,12 @@ class GPT(nn.Module):
                 plan.positions, self.config.head_width, self.config.rope_base, x.dtype
             )
         x = self.drop(x)
+        recompute = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
-            x = block(x, rotary, plan, None if cache is None else cache.layer(i))
+            if recompute:  # Chen et al., arXiv 1604.06174; dropout draws the same numbers again
+                x = checkpoint(block, x, rotary, plan, None, use_reentrant=False)
+            else:
+                x = block(x, rotary, plan, None if cache is None else cache.layer(i))
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, x: Tensor, plan: AttentionPlan | None = None) -> Tensor:

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from gpt.errors import DataError
-
-IGNORE = -100
-"""A target that counts for nothing; the default `ignore_index` of torch's cross-entropy."""
+from gpt.evaluation import IGNORE
 
 ENDLESS = 2**40
 """Length of the training loader: the run's end is `max_steps`, never the loader's."""

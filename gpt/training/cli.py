@@ -338,6 +338,7 @@ def _quiet() -> None:
         ".*is smaller than the logging interval.*",
         ".*GPU available but not used.*",
         ".*callbacks used to create the checkpoint need to be provided.*",  # test, validate
+        ".*overridden `on_before_batch_transfer` in `LightningModule`.*",  # and rightly so
     ):
         warnings.filterwarnings("ignore", message=message)
 

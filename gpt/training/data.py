@@ -24,6 +24,8 @@ class TextDataModule(L.LightningDataModule):
         eval_batch_size: blocks per forward in evaluation; it does not change the result.
         val_fraction: share of the text that is held out for evaluation.
         root: folder for downloaded and tokenized text.
+        document_borders: let no token see past the border of its document, and count positions
+            from there; otherwise a block is one text, whatever end-of-text stands in it.
         block_size: tokens per block; the trainer takes the model's.
         seed: of the order of training blocks; the trainer takes the run's.
     """
@@ -37,6 +39,7 @@ class TextDataModule(L.LightningDataModule):
         eval_batch_size: int = 32,
         val_fraction: float = 0.1,
         root: str = "data",
+        document_borders: bool = False,
         block_size: int = 256,
         seed: int = 1337,
     ) -> None:
@@ -47,6 +50,7 @@ class TextDataModule(L.LightningDataModule):
         self.source = source
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
+        self.document_borders = document_borders
         self.block_size = block_size
         self.seed = seed
         self._tokenizer = tokenizer

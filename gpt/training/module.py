@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -15,40 +13,14 @@ from torch import Tensor, nn
 from gpt.checkpoint import PAYLOAD_KEY, checkpoint_payload
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
+from gpt.evaluation import IGNORE, Evaluation, Tally
 from gpt.model import GPT
+from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
-from gpt.training.blocks import IGNORE, Batch
+from gpt.training.blocks import Batch
 from gpt.training.data import TextDataModule
 from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One pass over held-out text.
-
-    Attributes:
-        nats: negative log-likelihood of all targets together.
-        targets: tokens predicted.
-        text_bytes: bytes of the text they stand for; None if only part of it was evaluated.
-    """
-
-    nats: float
-    targets: int
-    text_bytes: int | None
-
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.nats / max(1, self.targets)
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Comparable between tokenizers, unlike the loss per token."""
-        return None if self.text_bytes is None else self.nats / math.log(2) / self.text_bytes
+from gpt.training.sharding import is_sharded, shard
 
 
 class GPTModule(L.LightningModule):
@@ -60,6 +32,8 @@ class GPTModule(L.LightningModule):
         config: the architecture.
         optimizer: AdamW and its schedule.
         compile: run the model through torch.compile, in place: the checkpoint is the same.
+        activation_checkpointing: keep only what enters each block and compute the rest again for
+            the gradients: less memory, about a third more time, the same numbers.
     """
 
     gpt: GPT
@@ -70,16 +44,20 @@ class GPTModule(L.LightningModule):
         optimizer: OptimizerConfig,
         preset: str | None = None,
         compile: bool = False,
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         self.preset = preset
         self.config = config
         self.optimizer_config = optimizer
         self.compile_model = compile
+        self.activation_checkpointing = activation_checkpointing
         self.run_name: str | None = None
         self.evaluation: Evaluation | None = None
-        self._micro_losses: list[Tensor] = []  # of the accumulated parts of one optimizer step
-        self._nats, self._targets = 0.0, 0
+        # Of the accumulated parts of one optimizer step:
+        self._part_nats: list[Tensor] = []
+        self._part_targets: list[int] = []
+        self._tally = Tally()
         self._rng: dict[str, Any] | None = None
 
     # --- Building -------------------------------------------------------------------------------
@@ -119,6 +97,9 @@ class GPTModule(L.LightningModule):
                 f"set it to {n_vocab} or more, or to 0 to take it from the tokenizer"
             )
         self.gpt = GPT(self.config)
+        self.gpt.activation_checkpointing = self.activation_checkpointing
+        if is_sharded(self.trainer.strategy):
+            shard(self.gpt, self.device_mesh)
         if self.compile_model:
             # Fixed shapes: training, evaluation and its last batch are all there is.
             self.gpt.compile(dynamic=False)
@@ -127,19 +108,65 @@ class GPTModule(L.LightningModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids (B, T) → logits (B, T, V)."""
-        logits: Tensor = self.gpt(ids)
+        plan = None
+        if self.data.document_borders:
+            plan = AttentionPlan.packed(
+                ids, eot=self.tokenizer.eot, pattern=self.gpt.pattern, one_group=self.compile_model
+            )
+        logits: Tensor = self.gpt(ids, plan)
         return logits
+
+    @property
+    def _part_size(self) -> int:
+        """Most targets of one accumulated part: what its sum of nats is divided by."""
+        return self.data.batch_size * self.config.block_size
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Count the targets while they are on the host, where it costs no wait for the device."""
+        if self.trainer.training:
+            self._part_targets.append(int((batch[1] != IGNORE).sum()))
+        return batch
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets = batch
         logits = self(ids)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE)
-        # Every part has the same number of targets, so the step's loss is the mean of its parts'.
-        self._micro_losses.append(loss.detach())
-        whole = torch.stack(self._micro_losses).mean()
-        self.log("train/loss", whole, batch_size=len(ids))
+        nats = F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            targets.flatten(),
+            ignore_index=IGNORE,
+            reduction="sum",
+        )
+        self._part_nats.append(nats.detach())
+        last_part = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
+        logged = (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]
+        self.log("train/loss", self._step_loss(of_all=last_part and logged), batch_size=len(ids))
         self.log("lr", self.current_lr, batch_size=len(ids))
-        return loss
+        return nats / self._part_size
+
+    def _step_loss(self, *, of_all: bool) -> Tensor:
+        """The mean over all targets of the step so far: of this process, or of all of them."""
+        nats = torch.stack(self._part_nats).sum().double()
+        targets = torch.full_like(nats, sum(self._part_targets))
+        if of_all and self.trainer.world_size > 1:
+            both = torch.stack([nats, targets])
+            nats, targets = self.trainer.strategy.reduce(both, reduce_op="sum")  # type: ignore[misc]
+        return (nats / targets.clamp(min=1)).float()
+
+    def _weigh_gradients(self) -> None:
+        """Make the gradient that of the mean over all targets of the step, whatever the share of
+        each part and process.
+
+        Each part's loss is its nats over `_part_size`, and Lightning takes the mean over parts and
+        processes. Where all parts are full that is the mean already and nothing is done.
+        """
+        parts, targets = len(self._part_targets), sum(self._part_targets)
+        if self.trainer.world_size > 1:
+            counts = torch.tensor([parts, targets], dtype=torch.int64, device=self.device)
+            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
+            parts, targets = counts.tolist()
+        if targets not in (0, parts * self._part_size):
+            factor = parts * self._part_size / targets
+            torch._foreach_mul_([p.grad for p in self.parameters() if p.grad is not None], factor)
 
     @property
     def current_lr(self) -> float:
@@ -172,7 +199,9 @@ class GPTModule(L.LightningModule):
             nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._micro_losses.clear()
+        self._weigh_gradients()
+        self._part_nats.clear()
+        self._part_targets.clear()
         for group in optimizer.param_groups:
             group["lr"] = self.current_lr
 
@@ -194,25 +223,21 @@ class GPTModule(L.LightningModule):
 
     def _evaluate(self, batch: Batch) -> None:
         ids, targets = batch
-        logits = self(ids)
-        nats = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none"
-        )
-        # On the host and in float64 from here on: a million small numbers are added up.
-        self._nats += float(nats.cpu().double().sum())
-        self._targets += int((targets != IGNORE).sum())
+        self._tally.add(self(ids), targets)
 
     def _finish_evaluation(self, prefix: str) -> None:
         if self.trainer.world_size > 1:
-            sums = torch.tensor([self._nats, self._targets], dtype=torch.float64)
-            sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum").cpu()
-            self._nats, self._targets = float(sums[0]), int(sums[1])
+            state = self._tally.state().to(self.device)
+            self._tally.load(self.trainer.strategy.reduce(state, reduce_op="sum").cpu())
+        tally, self._tally = self._tally, Tally()
         prepared = self.data.prepared
-        whole = self._targets == len(prepared.val)
+        whole = tally.targets == len(prepared.val)
         self.evaluation = Evaluation(
-            self._nats, self._targets, prepared.val_bytes if whole else None
+            tally.nats,
+            tally.targets,
+            prepared.val_bytes if whole else None,
+            prepared.val_chars if whole else None,
         )
-        self._nats, self._targets = 0.0, 0
         self.log(f"{prefix}/loss", self.evaluation.loss)
         if self.evaluation.bits_per_byte is not None:
             self.log(f"{prefix}/bpb", self.evaluation.bits_per_byte)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
-from gpt.training.module import Evaluation
+from gpt.evaluation import Evaluation
 from tests.training.small import fit, make_data, make_module, make_trainer, write_corpus
 
 

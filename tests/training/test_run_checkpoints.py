@@ -13,7 +13,7 @@ from gpt.checkpoint import load_model
 from gpt.errors import CheckpointError
 from gpt.training.callbacks import FinalValidation, StopCleanly
 from gpt.training.checkpoints import DivergedError, ExportModel, RunCheckpoints, read_checkpoint
-from gpt.training.module import Evaluation
+from gpt.evaluation import Evaluation
 from gpt.training.run import RunFolder
 from tests.training.small import fit, make_module
 

@@ -51,10 +51,3 @@ def machine() -> str:
         f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"Python {platform.python_version()}"
     )
-
-
-def matmul_flops(dtype: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
-    """FLOP/s of a square matrix product: the limit that a training step is held against."""
-    a, b = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
-    best = interleave({"product": lambda: a @ b}, rounds)["product"]
-    return 2 * size**3 / min(best.seconds)

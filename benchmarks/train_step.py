@@ -3,8 +3,7 @@
     python -m benchmarks.train_step [--preset tiny --batch 16 --rounds 15]
 
 The step is forward, backward and fused AdamW on random tokens: no data loading, no logging. FLOPs
-count 6 per parameter and token for the matrices (forward 2, backward 4) and 6 * n_layer * n_head *
-head_dim * T per token for causal attention, half of the full square.
+are counted by `gpt.flops`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import interleave, machine, matmul_flops
+from benchmarks.common import interleave, machine
 from gpt.config import PRESETS, GPTConfig
+from gpt.flops import flops_per_token
+from gpt.machine import measured
 from gpt.model import GPT
-
-
-def flops_per_token(model: GPT) -> float:
-    """Forward and backward, matrices and causal attention."""
-    config = model.config
-    matrices = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2)
-    if not config.tie_embeddings:
-        matrices -= model.embed.weight.numel()  # a look-up, not a product
-    if model.embed_pos is not None:
-        matrices -= model.embed_pos.weight.numel()
-    attention = config.n_layer * config.n_head * config.head_width * config.block_size
-    return 6 * matrices + 6 * attention
 
 
 def make_step(model: GPT, ids: torch.Tensor, bf16: bool) -> Callable[[], None]:
@@ -68,15 +57,12 @@ def main() -> None:
             name = ("bf16" if bf16 else "float32") + (" compiled" if compiled else "")
             subjects[name] = make_step(model, ids, bf16)
     times = interleave(subjects, args.rounds)
-    flops = flops_per_token(model)
-    limits = {
-        "float32": matmul_flops(torch.float32),
-        "bf16": matmul_flops(torch.bfloat16),
-    }
+    flops = flops_per_token(config).training
+    limits = {"float32": measured(torch.float32).flops, "bf16": measured(torch.bfloat16).flops}
     print(machine())
     print(
         f"{args.preset}, {model.num_params() / 1e6:.2f} M parameters, context {config.block_size}, "
-        f"batch {args.batch}, {flops / 1e6:.1f} MFLOP a token; matrix products of 1024: "
+        f"batch {args.batch}, {flops / 1e6:.1f} MFLOP a token; matrix products: "
         + ", ".join(f"{name} {limit / 1e9:.0f} GFLOP/s" for name, limit in limits.items())
     )
     for name, timing in times.items():

@@ -1,11 +1,9 @@
-"""What happens beside the training loop: throughput, samples, the last validation, Ctrl-C."""
+"""What happens beside the training loop: samples, the last validation, Ctrl-C."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,50 +21,7 @@ from gpt.params import SamplingParams
 from gpt.plan import AttentionPlan
 from gpt.training.checkpoints import RunCheckpoints
 from gpt.training.module import GPTModule
-from gpt.training.progress import is_logging_step, say
-
-
-class Throughput(Callback):
-    """Logs `tokens_per_s`: training tokens over elapsed seconds since the last logging step.
-
-    The clock stands still during validation and everything that hangs on it.
-
-    Args:
-        clock: seconds, monotonic.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
-        self._tokens = 0
-        self._seconds = 0.0
-        self._mark: float | None = None
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self._mark is None:
-            self._mark = self.clock()
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: tuple[Tensor, Tensor],
-        batch_idx: int,
-    ) -> None:
-        assert self._mark is not None
-        now = self.clock()
-        self._tokens += batch[0].numel() * trainer.world_size
-        self._seconds += now - self._mark
-        self._mark = now
-        due = is_logging_step(trainer)
-        if due and self._seconds > 0:
-            pl_module.log("tokens_per_s", self._tokens / self._seconds, batch_size=1)
-            self._tokens, self._seconds = 0, 0.0
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._mark = None
+from gpt.training.progress import say
 
 
 class FinalValidation(Callback):

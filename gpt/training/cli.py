@@ -21,7 +21,7 @@ from lightning.pytorch.loggers import Logger
 
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError, UserError
-from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly, Throughput
+from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly
 from gpt.training.checkpoints import ExportModel, RunCheckpoints, is_trial, read_checkpoint
 from gpt.training.checks import (
     check_endless,
@@ -48,6 +48,7 @@ from gpt.training.parser import (
 )
 from gpt.training.progress import RunProgress, say
 from gpt.training.run import RunFolder
+from gpt.training.throughput import Throughput
 
 INTERRUPTED = 130
 MAX_SEED = 2**32 - 1  # numpy's

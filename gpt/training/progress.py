@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
 from gpt.training.module import GPTModule
+from gpt.training.throughput import Throughput, is_logging_step
 
 LINES_PER_RUN = 20
 SECONDS_BETWEEN_LINES = 60.0
@@ -35,14 +36,8 @@ def count(n: float) -> str:
     return f"{n:.0f}"
 
 
-def is_logging_step(trainer: L.Trainer) -> bool:
-    """Whether the step just done is one whose metrics go to the loggers."""
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return every > 0 and trainer.global_step % every == 0
-
-
 class RunProgress(ProgressBar):
-    """Steps done, loss, learning rate, tokens/s, last validation loss and time left.
+    """Steps done, loss, learning rate, tokens/s, MFU, last validation loss and time left.
 
     On a terminal it is a bar on stderr; elsewhere a line on stdout now and then, so that a log file
     stays readable: 20 in a run, and one a minute in long runs.
@@ -106,14 +101,15 @@ class RunProgress(ProgressBar):
         self._step = step
 
     def _that_fit(self, shown: list[str], total: int) -> str:
-        """The numbers as the bar shows them; the validation's, the last, only if there is room."""
+        """The numbers as the bar shows them; validation and MFU, the last, only if there is room."""
         assert self._bar is not None
         columns = None if self._bar.disable else self._bar.format_dict["ncols"]
         room = (columns or 80) - 2 * len(str(total)) - 1 - BESIDE_NUMBERS
-        text = "".join(f"  {number}" for number in shown)
-        if len(text) > room and shown[-1].startswith("val "):
-            text = "".join(f"  {number}" for number in shown[:-1])
-        return text
+        while True:
+            text = "".join(f"  {number}" for number in shown)
+            if len(text) <= room or not shown[-1].startswith(("val ", "mfu ")):
+                return text
+            shown = shown[:-1]
 
     def _line_is_due(self, step: int, total: int) -> bool:
         now = time.monotonic()
@@ -131,6 +127,7 @@ class RunProgress(ProgressBar):
             ("train/loss", "loss", "{:.4f}"),
             ("lr", "lr", "{:.2e}"),
             ("tokens_per_s", "tokens/s", "{:,.0f}"),
+            ("mfu", "mfu", "{:.0%}"),
             ("val/loss", "val", "{:.4f}"),
         ):
             if name in metrics:
@@ -195,6 +192,8 @@ def describe_run(trainer: L.Trainer, module: GPTModule) -> str:
         * trainer.accumulate_grad_batches
     )  # fmt: skip
     tokens = len(data.prepared.train)
+    limits = [each.limit for each in trainer.callbacks if isinstance(each, Throughput)]  # type: ignore[attr-defined]
+    speed = "".join(f"\nspeed: mfu is the share of {limit.what}" for limit in limits if limit)
     return (
         f"model: {count(module.gpt.num_params())} parameters ({config.n_layer} layers, "
         f"{config.d_model} wide, context {config.block_size}, vocabulary {config.vocab_size})\n"
@@ -202,7 +201,7 @@ def describe_run(trainer: L.Trainer, module: GPTModule) -> str:
         f"{count(len(data.prepared.val))} held out ({data.tokenizer.kind})\n"
         f"run:   {trainer.max_steps} steps of {count(per_step)} tokens, "
         f"{trainer.max_steps * per_step / tokens:.2g} times through the text, "
-        f"on {module.device}, {trainer.precision}"
+        f"on {module.device}, {trainer.precision}{speed}"
     )
 
 

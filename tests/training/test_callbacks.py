@@ -2,56 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 
 from gpt.errors import ConfigError, SamplingError
-from gpt.training.callbacks import SampleText, Throughput
+from gpt.training.callbacks import SampleText
 from tests.training.small import fit, make_data, make_module
-
-
-class Clock:
-    """A clock that starts far from zero and is moved by hand."""
-
-    now = 1e9
-
-    def __call__(self):
-        return self.now
-
-
-class Busy(Callback):
-    """Takes two seconds for a batch and a hundred for a validation."""
-
-    def __init__(self, clock):
-        self.clock, self.rates = clock, []
-
-    def on_before_zero_grad(self, *_):
-        self.clock.now += 2.0
-
-    def on_validation_end(self, *_):
-        self.clock.now += 100.0
-
-    def on_train_batch_end(self, trainer, *_):
-        self.rates.append(float(trainer.callback_metrics["tokens_per_s"]))
-
-
-def test_throughput_is_tokens_over_the_seconds_of_training(tmp_path, corpus):
-    clock = Clock()
-    busy = Busy(clock)
-    fit(tmp_path, corpus, 4, [Throughput(clock), busy], val_check_interval=2)
-    assert busy.rates == [4 * 16 / 2.0] * 4
-
-
-def test_throughput_counts_all_parts_of_a_step(tmp_path, corpus):
-    clock = Clock()
-    throughput = Throughput(clock)
-
-    class Tick(Callback):
-        def on_train_batch_start(self, *_):
-            clock.now += 1.0
-
-    # The tick comes after the clock was read, so it falls into the batch.
-    module = fit(tmp_path, corpus, 2, [throughput, Tick()], accumulate_grad_batches=3)
-    assert float(module.trainer.callback_metrics["tokens_per_s"]) == pytest.approx(4 * 16)
 
 
 def test_samples_are_shown_and_kept_at_each_validation(tmp_path, corpus, capsys):

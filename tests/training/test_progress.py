@@ -5,8 +5,8 @@ import io
 import pytest
 from tqdm import tqdm
 
-from gpt.training.callbacks import Throughput
 from gpt.training.progress import BAR, RunProgress, count
+from gpt.training.throughput import Throughput
 from tests.training.small import fit, make_data
 
 
@@ -24,7 +24,9 @@ def test_without_a_terminal_there_are_a_few_plain_lines(tmp_path, corpus, capsys
     assert "val/bpb" in lines[-1]
     before = lines[-2]
     assert before.startswith("step 60/60  loss ")
-    assert all(name in before for name in ("  lr ", "  tokens/s ", "  val ", "  left 0:00"))
+    assert all(
+        name in before for name in ("  lr ", "  tokens/s ", "  mfu ", "  val ", "  left 0:00")
+    )
 
 
 def test_on_a_terminal_there_is_a_bar_that_ends_with_the_run(tmp_path, corpus, capsys):
@@ -35,11 +37,17 @@ def test_on_a_terminal_there_is_a_bar_that_ends_with_the_run(tmp_path, corpus, c
     assert "12/" not in err
 
 
-@pytest.mark.parametrize(("columns", "total", "val"), [(80, 2000, True), (80, 1000000, False)])
-def test_the_numbers_and_the_time_left_fit_into_80_columns(columns, total, val):
-    shown = ["loss 3.1234", "lr 3.00e-03", "tokens/s 1,234,567", "val 3.2345"]
-    if val:
-        shown[2] = "tokens/s 12,345"
+@pytest.mark.parametrize(
+    ("columns", "total", "tokens", "left_out"),
+    [
+        (80, 2000, "12,345", ["val"]),
+        (80, 1000000, "1,234,567", ["val", "mfu"]),
+        (100, 2000, "12,345", []),
+        (100, 1000000, "1,234,567", []),
+    ],
+)
+def test_the_numbers_and_the_time_left_fit(columns, total, tokens, left_out):
+    shown = ["loss 3.1234", "lr 3.00e-03", f"tokens/s {tokens}", "mfu 43%", "val 3.2345"]
     out = io.StringIO()
     progress = RunProgress(terminal=True)
     progress._bar = tqdm(
@@ -50,17 +58,19 @@ def test_the_numbers_and_the_time_left_fit_into_80_columns(columns, total, val):
     progress._bar.refresh()
     line = out.getvalue().rstrip("\r\n").rpartition("\r")[2]
     assert len(line) <= columns
-    assert line.startswith(f"{total // 2 + 1}/{total}  loss 3.1234  lr 3.00e-03  tokens/s 1")
+    assert line.startswith(f"{total // 2 + 1}/{total}  loss 3.1234  lr 3.00e-03  tokens/s {tokens}")
     assert "  left " in line
-    assert ("val 3.2345" in line) == val
+    assert [name for name in ("val", "mfu") if f"  {name} " not in line] == left_out
 
 
 def test_the_start_of_a_run_says_what_is_trained_on_what_for_how_long(tmp_path, corpus, capsys):
-    module = fit(tmp_path, corpus, 1, [RunProgress(terminal=False)], enable_progress_bar=True)
+    shown = [Throughput(), RunProgress(terminal=False)]
+    module = fit(tmp_path, corpus, 1, shown, enable_progress_bar=True)
     out = capsys.readouterr().out
     assert f"{count(module.gpt.num_params())} parameters (1 layers, 16 wide, context 16" in out
     assert "(bytes)" in out
     assert "1 steps of 64 tokens" in out
+    assert "speed: mfu is the share of the matrix product measured here" in out
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             ("serve runs/shakespeare-tiny/model --port 50051",),
         ),
         "generate": Command(
-            "serve.client:main",
+            "serve.generate:main",
             "ask a running server for text and show it as it comes",
             ("generate --target localhost:50051 --prompt 'ROMEO:'",),
         ),

@@ -1,4 +1,4 @@
-"""A Python client for GenerationService, and the `antiphon generate` command.
+"""A Python client for GenerationService.
 
     with Client("127.0.0.1:50051") as client:
         print(client.generate("ROMEO:", max_tokens=100).text)
@@ -10,52 +10,51 @@ Nothing here imports torch, and gRPC is imported when a client is made.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import re
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpt.sample import add_sampling_arguments, read_prompt, sampling_params
+from serve.errors import RequestError, readable_errors
 from serve.results import (
     Completion,
     Delta,
+    Detokenization,
     Finish,
     ModelInfo,
-    RequestError,
-    finish_of,
-    readable_errors,
+    Scores,
+    Tokenization,
+    TokenScore,
 )
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import grpc
+    from typing_extensions import Unpack
 
-    from serve.v1 import generation_pb2 as pb
+    from serve.wire import SamplingSettings
 
 __all__ = [
     "Client",
     "Completion",
     "CompletionStream",
     "Delta",
+    "Detokenization",
     "Finish",
     "ModelInfo",
     "RequestError",
+    "Scores",
+    "TokenScore",
+    "Tokenization",
 ]
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT = 300.0
 
-EXAMPLES = """\
-examples:
-  antiphon generate --prompt "ROMEO:"
-  antiphon generate --target 10.0.0.7:50051 --prompt "ROMEO:" --temperature 0.8 --seed 1
-  antiphon generate --prompt "To be" --stop "." --max-tokens 100 --no-stream
-  echo "Once more" | antiphon generate --prompt -
-"""
+MAX_ANSWER_BYTES = 256 * 2**20
+"""What the client takes in one message; gRPC's own limit of 4 MiB is less than a long text's scores
+may have."""
 
 
 class CompletionStream:
@@ -81,6 +80,8 @@ class CompletionStream:
         return self
 
     def __next__(self) -> Delta:
+        from serve import wire
+
         with readable_errors(self._target, connected=self.request_id != ""):
             for response in self._call:
                 kind = response.WhichOneof("event")
@@ -90,9 +91,9 @@ class CompletionStream:
                     self.prompt_tokens = response.prompt.prompt_tokens
                     self.seed = response.prompt.seed
                 elif kind == "delta":
-                    return Delta(response.delta.text, list(response.delta.token_ids))
+                    return wire.delta_of(response.delta)
                 elif kind == "finish":
-                    self.finish = finish_of(response.finish)
+                    self.finish = wire.finish_of(response.finish)
         raise StopIteration
 
     def cancel(self) -> None:
@@ -133,91 +134,148 @@ class Client:
         self.timeout = timeout
         # A server that is being started should be found soon after it is there.
         backoff = {"initial": 100, "min": 100, "max": 5000}
-        self._channel: grpc.Channel = grpc.insecure_channel(
-            target,
-            options=[(f"grpc.{k}_reconnect_backoff_ms", value) for k, value in backoff.items()],
-        )
+        options = [(f"grpc.{k}_reconnect_backoff_ms", value) for k, value in backoff.items()]
+        options.append(("grpc.max_receive_message_length", MAX_ANSWER_BYTES))
+        self._channel: grpc.Channel = grpc.insecure_channel(target, options=options)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def generate(
         self,
         prompt: str | Sequence[int],
         *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
         model: str = "",
         timeout: float | None = None,
+        **sampling: Unpack[SamplingSettings],
     ) -> Completion:
         """Make a text and return it whole.
 
         Args:
             prompt: text, or token ids; empty starts from end-of-text.
-            temperature, top_k, top_p, max_tokens, stop, seed: as in `gpt.params.SamplingParams`;
-                None leaves the server's default.
             model: fail unless this is the model served.
             timeout: seconds for this request instead of the client's.
+            sampling: the fields of `gpt.params.SamplingParams`; one that is left out, or None, has
+                its default.
         """
+        from serve import wire
         from serve.v1 import generation_pb2 as pb
 
-        spec = _spec(prompt, temperature, top_k, top_p, max_tokens, stop, seed, model)
-        with readable_errors(self.target):
-            response = self._stub.Generate(
-                pb.GenerateRequest(spec=spec), timeout=self._deadline(timeout)
-            )
-        choice = response.choices[0]
+        spec = wire.spec_message(prompt, sampling, model)
+        answer = self._call(self._stub.Generate, pb.GenerateRequest(spec=spec), timeout)
+        choice = answer.choices[0]
         return Completion(
             choice.text,
             list(choice.token_ids),
-            finish_of(choice.finish),
-            response.prompt.request_id,
-            response.prompt.model,
+            wire.finish_of(choice.finish),
+            answer.prompt.request_id,
+            answer.prompt.model,
+            [wire.score_of(score) for score in choice.scores],
         )
 
     def stream(
         self,
         prompt: str | Sequence[int],
         *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-        seed: int | None = None,
         model: str = "",
         timeout: float | None = None,
+        **sampling: Unpack[SamplingSettings],
     ) -> CompletionStream:
         """Make a text and hand it out as it comes. The arguments are those of `generate`."""
+        from serve import wire
         from serve.v1 import generation_pb2 as pb
 
-        spec = _spec(prompt, temperature, top_k, top_p, max_tokens, stop, seed, model)
+        spec = wire.spec_message(prompt, sampling, model)
         call = self._stub.GenerateStream(
             pb.GenerateStreamRequest(spec=spec), timeout=self._deadline(timeout)
         )
         return CompletionStream(call, self.target)
 
-    def model(self) -> ModelInfo:
-        """What model is served."""
+    def score(
+        self,
+        content: str | Sequence[int],
+        *,
+        top: int = 0,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> Scores:
+        """How likely the model finds a text.
+
+        Args:
+            content: text, or token ids; at least one token, and no more than the context holds.
+            top: how many of the most likely tokens are wanted at each place, 0 to 20.
+            model, timeout: as in `generate`.
+        """
+        from serve import wire
         from serve.v1 import generation_pb2 as pb
 
-        with readable_errors(self.target):
-            found = self._stub.GetModel(pb.GetModelRequest(), timeout=self._deadline(None))
-        return ModelInfo(
-            name=found.name,
-            block_size=found.block_size,
-            vocab_size=found.vocab_size,
-            parameter_count=found.parameter_count,
-            dtype=found.dtype,
-            architecture={
-                field.name: getattr(found.architecture, field.name)
-                for field in found.architecture.DESCRIPTOR.fields
-            },
-            tokenizer_kind=found.tokenizer.kind,
-            tokenizer_fingerprint=found.tokenizer.fingerprint,
+        request = pb.ScoreRequest()
+        wire.fill(request, {"top": top, "model": model}, content=content)
+        answer = self._call(self._stub.Score, request, timeout)
+        return Scores(
+            scores=[wire.score_of(score) for score in answer.scores],
+            total_nats=answer.total_nats,
+            bits_per_byte=answer.bits_per_byte if answer.HasField("bits_per_byte") else None,
+            byte_count=answer.byte_count,
+            request_id=answer.request_id,
+            model=answer.model,
+            queue_seconds=answer.timing.queue_seconds,
+            prefill_seconds=answer.timing.prefill_seconds,
         )
+
+    def tokenize(
+        self,
+        text: str,
+        *,
+        special: bool = False,
+        ids_only: bool = False,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> Tokenization:
+        """Cut a text into the model's tokens.
+
+        Args:
+            text: at most 1 MiB of UTF-8.
+            special: take the text of special tokens, as `<|endoftext|>`, as those tokens.
+            ids_only: leave the tokens' bytes and places out.
+            model, timeout: as in `generate`.
+        """
+        from serve import wire
+        from serve.v1 import generation_pb2 as pb
+
+        request = pb.TokenizeRequest()
+        wire.fill(request, {"text": text, "special": special, "ids_only": ids_only, "model": model})
+        answer = self._call(self._stub.Tokenize, request, timeout)
+        return Tokenization(
+            list(answer.ids), list(answer.pieces), list(answer.starts), answer.model
+        )
+
+    def detokenize(
+        self, ids: Iterable[int], *, model: str = "", timeout: float | None = None
+    ) -> Detokenization:
+        """The text of tokens. The arguments are as in `generate`."""
+        from serve import wire
+        from serve.v1 import generation_pb2 as pb
+
+        request = pb.DetokenizeRequest()
+        wire.fill(request, {"ids": ids, "model": model})
+        answer = self._call(self._stub.Detokenize, request, timeout)
+        return Detokenization(answer.text, answer.data, answer.model)
+
+    def list_models(self, *, timeout: float | None = None) -> list[ModelInfo]:
+        """What models are served."""
+        from serve import wire
+        from serve.v1 import generation_pb2 as pb
+
+        answer = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
+        return [wire.model_of(model) for model in answer.models]
+
+    def model(self, name: str = "", *, timeout: float | None = None) -> ModelInfo:
+        """What is told of a model. Empty: of the one that is served."""
+        from serve import wire
+        from serve.v1 import generation_pb2 as pb
+
+        request = pb.GetModelRequest()
+        wire.fill(request, {"model": name})
+        return wire.model_of(self._call(self._stub.GetModel, request, timeout))
 
     def await_ready(self, timeout: float) -> None:
         """Wait until the server says that it is serving.
@@ -257,126 +315,9 @@ class Client:
     ) -> None:
         self.close()
 
+    def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
+        with readable_errors(self.target):
+            return method(request, timeout=self._deadline(timeout))
+
     def _deadline(self, timeout: float | None) -> float | None:
         return self.timeout if timeout is None else timeout
-
-
-def _spec(
-    prompt: str | Sequence[int],
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    max_tokens: int | None,
-    stop: Sequence[str],
-    seed: int | None,
-    model: str,
-) -> pb.GenerationSpec:
-    """Raises RequestError for what the wire cannot even carry (a negative count, half a character);
-    what it can is for the server to judge."""
-    from serve.v1 import generation_pb2 as pb
-
-    spec = pb.GenerationSpec()
-    given = {
-        "temperature": temperature, "top_k": top_k, "top_p": top_p,
-        "max_tokens": max_tokens, "seed": seed, "model": model,
-    }  # fmt: skip
-    violations = []
-    for field, value in given.items():
-        try:
-            if value is not None:
-                setattr(spec, field, value)
-        except (ValueError, TypeError) as error:
-            violations.append((f"spec.{field}", f"{value!r} cannot be sent: {error}"))
-    try:
-        spec.stop.extend(stop)
-    except (ValueError, TypeError) as error:
-        violations.append(("spec.stop", f"cannot be sent: {error}"))
-    try:
-        if isinstance(prompt, str):
-            spec.text = prompt
-        else:
-            spec.token_ids.SetInParent()
-            spec.token_ids.ids.extend(prompt)
-    except (ValueError, TypeError) as error:
-        field = "text" if isinstance(prompt, str) else "token_ids"
-        violations.append((f"spec.{field}", f"cannot be sent: {error}"))
-    if violations:
-        message = "; ".join(f"{field}: {text}" for field, text in violations)
-        raise RequestError(message, code="INVALID_ARGUMENT", violations=violations)
-    return spec
-
-
-def main(argv: list[str], prog: str = "antiphon generate") -> int:
-    """Ask a server for text and print it as it comes, after its prompt, like `antiphon sample`.
-
-    Raises:
-        UserError: settings out of range, the server refused or cannot be reached.
-    """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Ask a running server (`antiphon serve`) for text and print it as it is made.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--target",
-        default=DEFAULT_TARGET,
-        metavar="HOST:PORT",
-        help=f"the server (default: {DEFAULT_TARGET})",
-    )
-    parser.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        help="text to continue; - reads it from standard input (default: start a new document)",
-    )
-    add_sampling_arguments(parser)
-    parser.add_argument(
-        "--no-stream", action="store_true", help="print the text when it is complete"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=DEFAULT_TIMEOUT,
-        metavar="S",
-        help=f"seconds that it may take (default: {DEFAULT_TIMEOUT:g})",
-    )
-    args = parser.parse_args(argv)
-    if not args.timeout > 0:
-        parser.error(f"--timeout is {args.timeout:g}, but must be above 0")
-    if not re.fullmatch(r"[^/]+:\d{1,5}", args.target):  # gRPC would try port 443 at once
-        parser.error(f"--target is {args.target!r}, but must be HOST:PORT, as localhost:50051")
-    params = sampling_params(args)
-    prompt = read_prompt(args.prompt)
-    with (
-        Client(args.target, timeout=args.timeout) as client,
-        client.stream(
-            prompt,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            max_tokens=params.max_tokens,
-            stop=params.stop,
-            seed=params.seed,
-        ) as stream,
-    ):
-        pieces = (delta.text for delta in stream)
-        first = next(pieces, "")  # an error comes before anything is printed
-        sys.stdout.write(prompt)
-        if args.no_stream:
-            sys.stdout.write(first + "".join(pieces))
-        else:
-            sys.stdout.write(first)
-            sys.stdout.flush()
-            for text in pieces:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        end = stream.finish
-    if end and end.reason == "length" and end.completion_tokens < (params.max_tokens or 0):
-        print(
-            f"note: the model's context was full before --max-tokens {params.max_tokens} was "
-            "reached",
-            file=sys.stderr,
-        )
-    return 0

@@ -22,13 +22,22 @@ from typing import Protocol
 import torch
 
 from gpt.cache import PAGE_SIZE, KVCache
-from gpt.generate import NOT_FINITE, PREFILL_CHUNK, Model, step
+from gpt.generate import PREFILL_CHUNK, Model, step
 from gpt.pages import PageAllocator
+from gpt.params import NOT_FINITE, SCORED, Made
 from gpt.sequence import Sequence
 from gpt.stream import TextStream
 from gpt.tokenizer import Tokenizer
 from serve.memory import size_pool
-from serve.reply import EngineStoppedError, Finish, GenerationFailedError, Reply
+from serve.reply import (
+    EngineStoppedError,
+    GenerationFailedError,
+    Reply,
+    Scored,
+    ScoreReply,
+    TextReply,
+)
+from serve.results import Delta, Finish, ModelInfo, token_score
 from serve.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -42,7 +51,7 @@ class ServedModel(Model, Protocol):
 
 @dataclass(eq=False)
 class _Request:
-    """A sequence with its text and where that goes. Times are of `time.monotonic`."""
+    """A sequence and where what it gives goes. Times are of `time.monotonic`."""
 
     sequence: Sequence
     text: TextStream
@@ -57,14 +66,13 @@ class _Event:
     """What a step made for one request; `end` when that was the last."""
 
     request: _Request
-    text: str = ""
-    token: int | None = None
-    end: Finish | Exception | None = None
+    delta: Delta | None = None
+    end: Finish | Scored | Exception | None = None
 
 
 def _deliver(events: list[_Event]) -> None:
     for event in events:
-        event.request.reply.deliver(event.text, event.token, event.end)
+        event.request.reply.deliver(event.delta, event.end)
 
 
 class Engine:
@@ -151,20 +159,32 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, sequence: Sequence) -> Reply:
-        """Take a new sequence. Called in an event loop, to which the reply then belongs.
+    def submit(self, sequence: Sequence) -> TextReply:
+        """Take a new sequence that is to be continued. Called in an event loop, to which the reply
+        then belongs.
 
         Raises:
             QueueFullError: as many as allowed are held already.
             PoolTooSmallError: the cache could never hold it.
             EngineStoppedError: the engine has ended.
         """
-        reply = Reply(
-            f"{self._id_prefix}-{next(self._ids)}",
-            sequence.prompt_len,
-            sequence.params.seed,
-            cancel=lambda: self._cancel(sequence),
+        params = sequence.params
+        reply = TextReply(
+            self._mint_id(), sequence.prompt_len, params.seed, lambda: self._cancel(sequence)
         )
+        self._hold(sequence, reply)
+        return reply
+
+    def score(self, sequence: Sequence) -> ScoreReply:
+        """Take a new sequence that is to be scored. It waits, and raises, as in `submit`."""
+        reply = ScoreReply(self._mint_id(), lambda: self._cancel(sequence))
+        self._hold(sequence, reply)
+        return reply
+
+    def _mint_id(self) -> str:
+        return f"{self._id_prefix}-{next(self._ids)}"
+
+    def _hold(self, sequence: Sequence, reply: Reply) -> None:
         text = TextStream(self.tokenizer, sequence.params.stop)
         with self._wake:
             if self._stopping or self.ended.done():
@@ -172,7 +192,34 @@ class Engine:
             self._scheduler.add(sequence)
             self._requests[sequence] = _Request(sequence, text, reply, time.monotonic())
             self._wake.notify()
-        return reply
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is told of the model that is served."""
+        config = self.model.config
+        return ModelInfo(
+            name=self.name,
+            block_size=config.block_size,
+            vocab_size=self.tokenizer.n_vocab,
+            parameter_count=self.model.num_params(),
+            dtype=str(self.dtype).removeprefix("torch."),
+            architecture={
+                "n_layer": config.n_layer,
+                "n_head": config.n_head,
+                "n_kv_head": config.kv_heads,
+                "d_model": config.d_model,
+                "head_dim": config.head_width,
+                "d_ff": config.mlp_width,
+                "position": config.position,
+                "pattern": config.pattern,
+                "norm": config.norm,
+                "mlp": config.mlp,
+            },
+            tokenizer_kind=self.tokenizer.kind,
+            tokenizer_fingerprint=self.tokenizer.fingerprint,
+            special_tokens=self.tokenizer.special,
+            end_of_text_id=self.tokenizer.eot,
+        )
 
     @property
     def held(self) -> int:
@@ -250,39 +297,44 @@ class Engine:
         else:
             now = time.monotonic()
             events = [
-                self._take(self._requests[sequence], made.token, now)
+                self._take(self._requests[sequence], made, now)
                 for (sequence, _), made in zip(work, results, strict=True)
                 if made is not None
             ]
         self._close([event.request for event in events if event.end is not None])
         return events
 
-    def _take(self, request: _Request, token: int, now: float) -> _Event:
-        """The token that a step made, as text."""
-        if token == NOT_FINITE:
+    def _take(self, request: _Request, made: Made, now: float) -> _Event:
+        """What a step made for a request, as its reply wants it."""
+        if made.token == NOT_FINITE:
             log.error("request %s: its logits are not finite", request.reply.request_id)
             reason = "the model's logits for this request are not finite numbers"
             return _Event(request, end=GenerationFailedError(reason))
-        request.first_token = request.first_token or now
-        try:
-            text = request.text.push(token, last=request.sequence.full)
-        except BaseException:  # a panic of the tokenizer is no Exception
-            log.exception("request %s: token %d has no text", request.reply.request_id, token)
-            return _Event(request, end=GenerationFailedError(f"token {token} has no text"))
-        if request.text.finish_reason is None:
-            return _Event(request, text, token)
         sequence = request.sequence
+        request.first_token = request.first_token or now
+        queued, prefill = request.started - request.arrived, request.first_token - request.started
+        if made.token == SCORED:
+            return _Event(request, end=Scored(sequence.scores, queued, prefill))
+        try:
+            text = request.text.push(made.token, last=sequence.full)
+            scores = [] if made.logprob is None else [token_score(self.tokenizer, made)]
+        except BaseException:  # a panic of the tokenizer is no Exception
+            log.exception("request %s: token %d has no text", request.reply.request_id, made.token)
+            return _Event(request, end=GenerationFailedError(f"token {made.token} has no text"))
+        delta = Delta(text, [made.token], scores)
+        if request.text.finish_reason is None:
+            return _Event(request, delta)
         finish = Finish(
-            reason=request.text.finish_reason,
+            reason=request.text.finish_reason.value,
             matched_stop=request.text.matched_stop,
             prompt_tokens=sequence.prompt_len,
             completion_tokens=sequence.output_len,
             seed=sequence.params.seed,
-            queue_seconds=request.started - request.arrived,
-            prefill_seconds=request.first_token - request.started,
+            queue_seconds=queued,
+            prefill_seconds=prefill,
             decode_seconds=now - request.first_token,
         )
-        return _Event(request, text, token, finish)
+        return _Event(request, delta, finish)
 
     def _close(self, requests: list[_Request]) -> None:
         with self._wake:

@@ -1,13 +1,18 @@
-"""Reply: one request's text on its way from the engine's thread to an event loop."""
+"""Replies: one request's answer on its way from the engine's thread to an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeVar
 
 from gpt.errors import ServerError
-from gpt.stream import FinishReason
+from gpt.params import Made
+from serve.results import Delta, Finish
+
+R = TypeVar("R", bound="Reply")
 
 
 class GenerationFailedError(Exception):
@@ -19,40 +24,58 @@ class EngineStoppedError(ServerError):
 
 
 @dataclass(frozen=True)
-class Delta:
-    """Text that is now certain, and the tokens made since the last delta."""
-
-    text: str
-    token_ids: list[int]
-
-
-@dataclass(frozen=True)
-class Finish:
-    """How a text ended.
+class Scored:
+    """A text that has been scored.
 
     Attributes:
-        completion_tokens: all tokens made, end-of-text and those of a stop string included.
-        queue_seconds: from `Engine.submit` to the first step.
-        prefill_seconds: from there to the first token.
-        decode_seconds: from the first token to the last.
+        made: one for each of its tokens.
+        queue_seconds: from `Engine.score` to the first step.
+        prefill_seconds: from there to the last.
     """
 
-    reason: FinishReason
-    matched_stop: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    seed: int
+    made: list[Made]
     queue_seconds: float
     prefill_seconds: float
-    decode_seconds: float
 
 
 class Reply:
+    """What all replies have in common. Leaving its context cancels it.
+
+    Belongs to the event loop it was made in; only `cancel` may be called from elsewhere.
+
+    Attributes:
+        cancel: stop the work and free what it holds, within one step. Harmless when it is over.
+    """
+
+    def __init__(self, request_id: str, cancel: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self.cancel = cancel
+        self.loop = asyncio.get_running_loop()
+        self._end: Finish | Scored | Exception | None = None
+        self._arrived = asyncio.Event()
+
+    def deliver(self, delta: Delta | None, end: Finish | Scored | Exception | None) -> None:
+        """Take what a step made. The engine has this called in the reply's event loop."""
+        self._end = end
+        self._arrived.set()
+
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+
+class TextReply(Reply):
     """An async iterator over `Delta`s that ends with one `Finish`, or raises.
 
     What the reader has not taken yet is kept as *one* delta: a slow reader gets fewer and larger
-    ones, and a request never holds more than its own text. Belongs to the event loop it was made
-    in; only `cancel` may be called from elsewhere.
+    ones, and a request never holds more than its own text.
 
     Raises (from iteration):
         GenerationFailedError: the model failed on it.
@@ -62,41 +85,58 @@ class Reply:
     def __init__(
         self, request_id: str, prompt_tokens: int, seed: int, cancel: Callable[[], None]
     ) -> None:
-        self.request_id = request_id
+        super().__init__(request_id, cancel)
         self.prompt_tokens = prompt_tokens
         self.seed = seed
-        self.cancel = cancel
-        """Stop making it and free what it holds, within one step. Harmless when it is over."""
-        self.loop = asyncio.get_running_loop()
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._end: Finish | Exception | None = None
+        self._waiting: list[Delta] = []
         self._over = False
-        self._arrived = asyncio.Event()
 
-    def deliver(self, text: str, token: int | None, end: Finish | Exception | None) -> None:
-        """Take what a step made. The engine has this called in the reply's event loop."""
-        if token is not None:
-            self._text.append(text)
-            self._token_ids.append(token)
-        self._end = end
-        self._arrived.set()
+    def deliver(self, delta: Delta | None, end: Finish | Scored | Exception | None) -> None:
+        if delta is not None:
+            self._waiting.append(delta)
+        super().deliver(delta, end)
 
-    def __aiter__(self) -> Reply:
+    def __aiter__(self) -> TextReply:
         return self
 
     async def __anext__(self) -> Delta | Finish:
         if self._over:
             raise StopAsyncIteration
-        while not self._token_ids and self._end is None:
+        while not self._waiting and self._end is None:
             self._arrived.clear()
             await self._arrived.wait()
-        if self._token_ids:
-            delta = Delta("".join(self._text), self._token_ids)
-            self._text, self._token_ids = [], []
-            return delta
+        if self._waiting:
+            deltas, self._waiting = self._waiting, []
+            return deltas[0] if len(deltas) == 1 else _merged(deltas)
         self._over = True
-        if isinstance(self._end, Finish):
-            return self._end
-        assert self._end is not None
-        raise self._end
+        assert isinstance(self._end, Finish | Exception)
+        if isinstance(self._end, Exception):
+            raise self._end
+        return self._end
+
+
+def _merged(deltas: list[Delta]) -> Delta:
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.token_ids],
+        [score for delta in deltas for score in delta.scores],
+    )
+
+
+class ScoreReply(Reply):
+    """The scores of a text, once they are all there."""
+
+    async def scored(self) -> Scored:
+        """Wait for them.
+
+        Raises:
+            GenerationFailedError: the model failed on it.
+            EngineStoppedError: the engine ended first.
+        """
+        while self._end is None:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if isinstance(self._end, Exception):
+            raise self._end
+        assert isinstance(self._end, Scored)
+        return self._end

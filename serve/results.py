@@ -1,56 +1,57 @@
-"""What the client hands back: texts as plain data, and gRPC's errors in a readable form."""
+"""What an answer is made of: plain data, the same in the server's engine and in the client's hands.
+
+`serve.wire` turns it into messages and back.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpt.errors import ServerError
+from gpt.params import Made
 
 if TYPE_CHECKING:
-    import grpc
-
-    from serve.v1 import generation_pb2 as pb
-
-RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")
+    from gpt.tokenizer import Tokenizer
 
 
-class RequestError(ServerError):
-    """The server refused or failed, or could not be reached.
+@dataclass(frozen=True)
+class TokenScore:
+    """A token and how likely it was at its place.
 
     Attributes:
-        code: name of the gRPC status, for example `INVALID_ARGUMENT`.
-        violations: `(field, description)` of each fault of the request, if that was the reason.
-        retry_after: seconds after which the server wants to be asked again, if it said so.
+        token: its id.
+        piece: what it adds to the text: perhaps part of a character, nothing for special tokens.
+        logprob: natural logarithm of its probability under the model's own distribution, before
+            penalties, temperature and filters.
+        top: the most likely tokens there, most likely first, as many as were asked for.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str,
-        violations: Sequence[tuple[str, str]] = (),
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.violations = list(violations)
-        self.retry_after = retry_after
+    token: int
+    piece: bytes
+    logprob: float
+    top: tuple[TokenScore, ...] = ()
 
-    @property
-    def retryable(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.code in RETRYABLE
+
+def token_score(tokenizer: Tokenizer, made: Made) -> TokenScore:
+    """What the sampler made, with the bytes of its tokens."""
+    assert made.logprob is not None, "it is only there where log-probabilities were asked for"
+    piece = tokenizer.token_bytes
+    top = tuple(TokenScore(other.token, piece(other.token), other.logprob) for other in made.top)
+    return TokenScore(made.token, piece(made.token), made.logprob, top)
 
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of a text, and the tokens made since the last one."""
+    """A piece of a text: what is now certain of it, and the tokens made since the last one.
+
+    Attributes:
+        scores: one for each of `token_ids` if log-probabilities were asked for, else none.
+    """
 
     text: str
     token_ids: list[int]
+    scores: list[TokenScore] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class Finish:
         matched_stop: the stop string that ended it.
         completion_tokens: tokens made, end-of-text and those of a stop string included.
         seed: makes the same text again.
-        queue_seconds, prefill_seconds, decode_seconds: where the server's time went.
+        queue_seconds: from the request's arrival at the engine to its first step.
+        prefill_seconds: from there to the first token.
+        decode_seconds: from the first token to the last.
     """
 
     reason: str
@@ -80,6 +83,7 @@ class Completion:
     """A whole text.
 
     Attributes:
+        scores: one for each of `token_ids` if log-probabilities were asked for, else none.
         request_id: the server's id of the request; its log uses it.
         model: name of the model that made it.
     """
@@ -89,11 +93,72 @@ class Completion:
     finish: Finish
     request_id: str
     model: str
+    scores: list[TokenScore] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How likely a model finds a text.
+
+    Attributes:
+        scores: one for each token of the text, the first given end-of-text.
+        total_nats: the sum of all log-probabilities, negated.
+        bits_per_byte: that per byte of text, in bits; None if the tokens have no bytes.
+        byte_count: bytes of all tokens together.
+        request_id, model: as in `Completion`.
+        queue_seconds, prefill_seconds: as in `Finish`; the second is until the last token.
+    """
+
+    scores: list[TokenScore]
+    total_nats: float
+    bits_per_byte: float | None
+    byte_count: int
+    request_id: str
+    model: str
+    queue_seconds: float
+    prefill_seconds: float
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """A text cut into tokens.
+
+    Attributes:
+        ids: the tokens.
+        pieces: the bytes of the text that each stands for; none if only ids were asked for.
+        starts: where each piece begins, in bytes of the text's UTF-8; none as well.
+        model: name of the model whose vocabulary it is.
+    """
+
+    ids: list[int]
+    pieces: list[bytes]
+    starts: list[int]
+    model: str
+
+
+@dataclass(frozen=True)
+class Detokenization:
+    """The text of tokens.
+
+    Attributes:
+        text: bytes that are not UTF-8 come as U+FFFD.
+        data: the bytes exactly.
+        model: name of the model whose vocabulary it is.
+    """
+
+    text: str
+    data: bytes
+    model: str
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The model that is served. `architecture` holds plain values by their field's name."""
+    """A model that is served. `architecture` holds plain values by their field's name.
+
+    Attributes:
+        special_tokens: the text of each special token and its id.
+        end_of_text_id: the one of them that stands between documents.
+    """
 
     name: str
     block_size: int
@@ -103,58 +168,5 @@ class ModelInfo:
     architecture: Mapping[str, int | str]
     tokenizer_kind: str
     tokenizer_fingerprint: str
-
-
-def finish_of(message: pb.Finish) -> Finish:
-    from serve.v1 import generation_pb2 as pb
-
-    name: str = pb.FinishReason.Name(message.reason)
-    return Finish(
-        reason=name.removeprefix("FINISH_REASON_").lower(),
-        matched_stop=message.matched_stop if message.HasField("matched_stop") else None,
-        prompt_tokens=message.usage.prompt_tokens,
-        completion_tokens=message.usage.completion_tokens,
-        seed=message.seed,
-        queue_seconds=message.timing.queue_seconds,
-        prefill_seconds=message.timing.prefill_seconds,
-        decode_seconds=message.timing.decode_seconds,
-    )
-
-
-@contextlib.contextmanager
-def readable_errors(target: str, *, connected: bool = False) -> Iterator[None]:
-    """gRPC's errors as RequestErrors."""
-    import grpc
-
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise _readable(error, target, connected) from None
-
-
-def _readable(error: grpc.RpcError, target: str, connected: bool) -> RequestError:
-    from google.rpc import error_details_pb2
-    from grpc_status import rpc_status
-
-    code, said = error.code().name, error.details() or ""
-    violations: list[tuple[str, str]] = []
-    retry_after = None
-    status = rpc_status.from_call(error)
-    for detail in status.details if status else ():
-        if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-            bad = error_details_pb2.BadRequest()
-            detail.Unpack(bad)
-            violations += [(fault.field, fault.description) for fault in bad.field_violations]
-        elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-            info = error_details_pb2.RetryInfo()
-            detail.Unpack(info)
-            retry_after = info.retry_delay.ToNanoseconds() / 1e9
-    if code == "UNAVAILABLE" and status is None:
-        # No status of the service's own: the connection itself failed.
-        what = "lost the connection to" if connected else "no server can be reached at"
-        message = f"{what} {target} ({said}); is `antiphon serve` running?"
-    elif code == "DEADLINE_EXCEEDED":
-        message = f"{target} did not finish within the time limit; allow more with a longer timeout"
-    else:
-        message = f"{target} answered {code}: {said}"
-    return RequestError(message, code=code, violations=violations, retry_after=retry_after)
+    special_tokens: Mapping[str, int]
+    end_of_text_id: int

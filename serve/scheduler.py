@@ -92,8 +92,8 @@ class Scheduler:
         need = pages_for(sequence.max_cached, self.pages.page_size)
         if need > self.pages.capacity:
             raise PoolTooSmallError(
-                f"prompt and max_tokens may take {sequence.max_cached} tokens of cache, but the "
-                f"server's holds {self.pages.capacity * self.pages.page_size}; ask for fewer tokens"
+                f"this request may take {sequence.max_cached} tokens of cache, but the server's "
+                f"holds {self.pages.capacity * self.pages.page_size}; ask for fewer tokens"
             )
         if len(self) >= self.capacity:
             raise QueueFullError(

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+import math
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from gpt.sequence import Sequence
-from serve.reply import Delta, EngineStoppedError, Finish, GenerationFailedError, Reply
-from serve.requests import InvalidRequestError, SpecReader
+from serve.lane import Lane, LaneFullError
+from serve.reply import EngineStoppedError, GenerationFailedError, Scored, TextReply
+from serve.requests import InvalidRequestError, SequenceReader
+from serve.results import Delta, token_score
 from serve.scheduler import PoolTooSmallError, QueueFullError
 from serve.status import abort, bad_request, retry_after
+from serve.tokens import TokenReader
 from serve.v1 import generation_pb2 as pb
 from serve.v1 import generation_pb2_grpc as pb_grpc
+from serve.wire import delta_message, finish_message, model_fields, score_message
 
 if TYPE_CHECKING:  # not at run time: the port is bound before torch, which takes seconds, is loaded
     from serve.engine import Engine
@@ -29,33 +34,49 @@ NAME = "serve.v1.GenerationService"
 RETRY_SECONDS = 1.0
 """When a refused client should come again: about what a short request takes."""
 
+MAX_TOKENIZING = 16
+"""Tokenize and Detokenize held at once; each may take a second and 20 MB."""
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A model that takes requests, and what reads them for it."""
+
+    engine: Engine
+    sequences: SequenceReader
+    tokens: TokenReader
+
 
 class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc]
     """Answers UNAVAILABLE until `open`, and again after `close`."""
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
-        self._reader: SpecReader | None = None
+        self._served: _Served | None = None
         self._closed_because = "the server is loading its model"
-        # Tokenizing a long prompt takes milliseconds that health checks must not wait for.
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="antiphon-tokenize")
-        self._reading = 0
+        # Each takes milliseconds to a second that health checks must not wait for; and texts that
+        # are only tokenized must not hold up those that are to be generated from.
+        self._reading = Lane("antiphon-read")
+        self._tokenizing = Lane("antiphon-tokenize", MAX_TOKENIZING)
+        self._writing = Lane("antiphon-write")
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     def open(self, engine: Engine) -> None:
         """Take requests for this engine."""
-        self._reader = SpecReader(engine.tokenizer, engine.model.config)
-        self._engine = engine
+        self._served = _Served(
+            engine,
+            SequenceReader(engine.tokenizer, engine.model.config),
+            TokenReader(engine.name, engine.tokenizer),
+        )
 
     def close(self, reason: str) -> None:
         """Take no new requests; running ones go on."""
-        self._engine = None
+        self._served = None
         self._closed_because = reason
 
     async def idle(self) -> None:
-        """Wait until no generation is running."""
+        """Wait until no request is being answered."""
         await self._idle.wait()
 
     async def Generate(  # noqa: N802 - the contract's name
@@ -68,6 +89,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                 if isinstance(event, Delta):
                     text.append(event.text)
                     choice.token_ids.extend(event.token_ids)
+                    choice.scores.extend(map(score_message, event.scores))
                 else:
                     choice.finish.CopyFrom(finish_message(event))
             choice.text = "".join(text)
@@ -80,68 +102,95 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             await context.write(pb.GenerateStreamResponse(prompt=prompt))
             async for event in reply:
                 if isinstance(event, Delta):
-                    delta = pb.Delta(text=event.text, token_ids=event.token_ids)
+                    delta = delta_message(event)
                     await context.write(pb.GenerateStreamResponse(delta=delta))
                 else:
                     await context.write(pb.GenerateStreamResponse(finish=finish_message(event)))
 
+    async def Score(  # noqa: N802 - the contract's name
+        self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ScoreResponse:
+        field = request.WhichOneof("content") or "content"
+        async with self._answering(request.model, context, too_large=field) as served:
+            sequence = await self._read(served.engine, served.sequences.to_score, request)
+            with served.engine.score(sequence) as reply:
+                scored = await reply.scored()
+            # With 20 alternatives for each of thousands of tokens this takes a while.
+            response = await self._writing.run(scores_message, served.engine, scored)
+            response.request_id = reply.request_id
+            return response
+
+    async def Tokenize(  # noqa: N802 - the contract's name
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TokenizeResponse:
+        async with self._answering(request.model, context) as served:
+            return await self._tokenizing.run(served.tokens.tokenize, request)
+
+    async def Detokenize(  # noqa: N802 - the contract's name
+        self, request: pb.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DetokenizeResponse:
+        async with self._answering(request.model, context) as served:
+            return await self._tokenizing.run(served.tokens.detokenize, request)
+
+    async def ListModels(  # noqa: N802 - the contract's name
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        async with self._answering("", context) as served:
+            return pb.ListModelsResponse(models=[pb.Model(**model_fields(served.engine.info))])
+
     async def GetModel(  # noqa: N802 - the contract's name
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetModelResponse:
-        engine, _ = await self._serving(request.model, context)
-        return model_message(engine)
-
-    async def _serving(
-        self, model: str, context: grpc.aio.ServicerContext
-    ) -> tuple[Engine, SpecReader]:
-        """The engine, if it takes requests and serves that model; otherwise the RPC ends here."""
-        engine, reader = self._engine, self._reader
-        if engine is None or reader is None:
-            await abort(
-                context,
-                grpc.StatusCode.UNAVAILABLE,
-                self._closed_because,
-                retry_after(RETRY_SECONDS),
-            )
-        if model not in ("", engine.name):
-            await abort(
-                context,
-                grpc.StatusCode.NOT_FOUND,
-                f"{engine.name!r} is served here, not {model[:100]!r}",
-            )
-        return engine, reader
+        async with self._answering(request.model, context) as served:
+            return pb.GetModelResponse(**model_fields(served.engine.info))
 
     @contextlib.asynccontextmanager
     async def _generation(
         self,
         request: pb.GenerateRequest | pb.GenerateStreamRequest,
         context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[tuple[pb.PromptInfo, Reply]]:
-        """One request from its check to its end. However it ends, nothing of it is left behind:
-        when the client cancels or goes away, gRPC cancels the coroutine that stands in here."""
-        engine, reader = await self._serving(request.spec.model, context)
-        self._active += 1
-        self._idle.clear()
-        try:
-            sequence = await self._read(engine, reader, request.spec)
-            reply = engine.submit(sequence)
-            try:
+    ) -> AsyncIterator[tuple[pb.PromptInfo, TextReply]]:
+        """One text from its request to its end. However it ends, nothing of it is left behind."""
+        spec = request.spec
+        async with self._answering(spec.model, context, too_large="spec.max_tokens") as served:
+            sequence = await self._read(served.engine, served.sequences.to_generate, spec)
+            with served.engine.submit(sequence) as reply:
                 prompt = pb.PromptInfo(
                     request_id=reply.request_id,
-                    model=engine.name,
+                    model=served.engine.name,
                     prompt_tokens=reply.prompt_tokens,
                     seed=reply.seed,
                 )
                 yield prompt, reply
-            finally:
-                reply.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _answering(
+        self, model: str, context: grpc.aio.ServicerContext, *, too_large: str = ""
+    ) -> AsyncIterator[_Served]:
+        """One request for a model, with a status for all that can go wrong with it. When the client
+        cancels or goes away, gRPC cancels the coroutine that stands in here.
+
+        Args:
+            too_large: the field to name if the request does not fit into the cache.
+        """
+        served = self._served
+        if served is None:
+            details = retry_after(RETRY_SECONDS)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, self._closed_because, details)
+        if model not in ("", served.engine.name):
+            message = f"{served.engine.name!r} is served here, not {model[:100]!r}"
+            await abort(context, grpc.StatusCode.NOT_FOUND, message)
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield served
         except InvalidRequestError as error:
             details = bad_request(error.violations)
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error), details)
         except PoolTooSmallError as error:
-            details = bad_request([("spec.max_tokens", str(error))])
+            details = bad_request([(too_large, str(error))])
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error), details)
-        except QueueFullError as error:
+        except (QueueFullError, LaneFullError) as error:
             details = retry_after(RETRY_SECONDS)
             await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), details)
         except EngineStoppedError as error:
@@ -157,58 +206,30 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             if not self._active:
                 self._idle.set()
 
-    async def _read(self, engine: Engine, reader: SpecReader, spec: pb.GenerationSpec) -> Sequence:
+    async def _read(
+        self, engine: Engine, read: Callable[[Any], Sequence], request: Any
+    ) -> Sequence:
         """Check and tokenize, off the event loop. Requests in here count against the queue's limit:
         else a flood of prompts would pile up in front of it."""
-        if self._reading + engine.held >= engine.capacity:
+        if self._reading.held + engine.held >= engine.capacity:
             raise QueueFullError(
                 f"the server holds {engine.capacity} requests, as many as it may; try again later"
             )
-        self._reading += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, reader.read, spec)
-        finally:
-            self._reading -= 1
+        return await self._reading.run(read, request)
 
 
-def finish_message(finish: Finish) -> pb.Finish:
-    return pb.Finish(
-        reason=f"FINISH_REASON_{finish.reason.name}",
-        matched_stop=finish.matched_stop,
-        usage=pb.Usage(
-            prompt_tokens=finish.prompt_tokens, completion_tokens=finish.completion_tokens
-        ),
-        seed=finish.seed,
+def scores_message(engine: Engine, scored: Scored) -> pb.ScoreResponse:
+    """All but the request's id."""
+    scores = [token_score(engine.tokenizer, made) for made in scored.made]
+    nats = -math.fsum(score.logprob for score in scores)
+    count = sum(len(score.piece) for score in scores)
+    return pb.ScoreResponse(
+        model=engine.name,
+        scores=map(score_message, scores),
+        total_nats=nats,
+        bits_per_byte=nats / math.log(2) / count if count else None,
+        byte_count=count,
         timing=pb.Timing(
-            queue_seconds=finish.queue_seconds,
-            prefill_seconds=finish.prefill_seconds,
-            decode_seconds=finish.decode_seconds,
-        ),
-    )
-
-
-def model_message(engine: Engine) -> pb.GetModelResponse:
-    config = engine.model.config
-    return pb.GetModelResponse(
-        name=engine.name,
-        block_size=config.block_size,
-        vocab_size=engine.tokenizer.n_vocab,
-        parameter_count=engine.model.num_params(),
-        dtype=str(engine.dtype).removeprefix("torch."),
-        architecture=pb.Architecture(
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            n_kv_head=config.kv_heads,
-            d_model=config.d_model,
-            head_dim=config.head_width,
-            d_ff=config.mlp_width,
-            position=config.position,
-            pattern=config.pattern,
-            norm=config.norm,
-            mlp=config.mlp,
-        ),
-        tokenizer=pb.TokenizerInfo(
-            kind=engine.tokenizer.kind, fingerprint=engine.tokenizer.fingerprint
+            queue_seconds=scored.queue_seconds, prefill_seconds=scored.prefill_seconds
         ),
     )

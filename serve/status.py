@@ -39,7 +39,7 @@ def bad_request(violations: list[tuple[str, str]]) -> error_details_pb2.BadReque
     """All violations, up to `MAX_VIOLATIONS` in full and the number of the others."""
     shown = [(field, one_line(text)) for field, text in violations[:MAX_VIOLATIONS]]
     if rest := len(violations) - len(shown):
-        shown.append(("spec", f"and {rest} more"))
+        shown.append((shown[0][0].partition(".")[0], f"and {rest} more"))
     return error_details_pb2.BadRequest(
         field_violations=[
             error_details_pb2.BadRequest.FieldViolation(field=field, description=text)

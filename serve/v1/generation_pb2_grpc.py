@@ -26,13 +26,16 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """Text generation by one GPT model.
+    """Text generation by one GPT model, and what goes with it.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
     violations of the request at once; RESOURCE_EXHAUSTED (the queue is full) and UNAVAILABLE (the
     server is loading or draining) hold a google.rpc.RetryInfo. NOT_FOUND: another model is served
     here. INTERNAL: the model failed on this request; other requests are not affected. Cancelling the
-    RPC, or its deadline, ends the generation within one step and frees all that it held.
+    RPC, or its deadline, ends the work within one step and frees all that it held.
+
+    A request may have 4 MiB. Where a response can have more than the 4 MiB that most clients take
+    unless told otherwise, the RPC says so.
     """
 
     def __init__(self, channel):
@@ -51,6 +54,26 @@ class GenerationServiceStub(object):
                 request_serializer=serve_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=serve_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/serve.v1.GenerationService/Score',
+                request_serializer=serve_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=serve_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/serve.v1.GenerationService/Tokenize',
+                request_serializer=serve_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=serve_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/serve.v1.GenerationService/Detokenize',
+                request_serializer=serve_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=serve_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/serve.v1.GenerationService/ListModels',
+                request_serializer=serve_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=serve_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/serve.v1.GenerationService/GetModel',
                 request_serializer=serve_dot_v1_dot_generation__pb2.GetModelRequest.SerializeToString,
@@ -59,13 +82,16 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """Text generation by one GPT model.
+    """Text generation by one GPT model, and what goes with it.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
     violations of the request at once; RESOURCE_EXHAUSTED (the queue is full) and UNAVAILABLE (the
     server is loading or draining) hold a google.rpc.RetryInfo. NOT_FOUND: another model is served
     here. INTERNAL: the model failed on this request; other requests are not affected. Cancelling the
-    RPC, or its deadline, ends the generation within one step and frees all that it held.
+    RPC, or its deadline, ends the work within one step and frees all that it held.
+
+    A request may have 4 MiB. Where a response can have more than the 4 MiB that most clients take
+    unless told otherwise, the RPC says so.
     """
 
     def Generate(self, request, context):
@@ -77,6 +103,38 @@ class GenerationServiceServicer(object):
 
     def GenerateStream(self, request, context):
         """Sends the text as it is made: one `prompt`, any number of `delta`, one `finish`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Tells how likely the model finds a given text, token by token. It waits its turn in the same
+        queue as generation. A response has about 20 bytes for each token and each alternative, so with
+        20 alternatives 10,000 tokens exceed 4 MiB.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Cuts a text into the model's tokens. It may be longer than the context. Not queued behind
+        generation. A response has up to 10 bytes for each token, so half a MiB of text that makes a
+        token of each byte exceeds 4 MiB; see TokenizeRequest.ids_only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Tells the text of token ids. Not queued behind generation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Tells what models are served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,6 +160,26 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     request_deserializer=serve_dot_v1_dot_generation__pb2.GenerateStreamRequest.FromString,
                     response_serializer=serve_dot_v1_dot_generation__pb2.GenerateStreamResponse.SerializeToString,
             ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=serve_dot_v1_dot_generation__pb2.ScoreRequest.FromString,
+                    response_serializer=serve_dot_v1_dot_generation__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=serve_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=serve_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=serve_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=serve_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=serve_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
+                    response_serializer=serve_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
+            ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=serve_dot_v1_dot_generation__pb2.GetModelRequest.FromString,
@@ -116,13 +194,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """Text generation by one GPT model.
+    """Text generation by one GPT model, and what goes with it.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
     violations of the request at once; RESOURCE_EXHAUSTED (the queue is full) and UNAVAILABLE (the
     server is loading or draining) hold a google.rpc.RetryInfo. NOT_FOUND: another model is served
     here. INTERNAL: the model failed on this request; other requests are not affected. Cancelling the
-    RPC, or its deadline, ends the generation within one step and frees all that it held.
+    RPC, or its deadline, ends the work within one step and frees all that it held.
+
+    A request may have 4 MiB. Where a response can have more than the 4 MiB that most clients take
+    unless told otherwise, the RPC says so.
     """
 
     @staticmethod
@@ -169,6 +250,114 @@ class GenerationService(object):
             '/serve.v1.GenerationService/GenerateStream',
             serve_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
             serve_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/serve.v1.GenerationService/Score',
+            serve_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+            serve_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/serve.v1.GenerationService/Tokenize',
+            serve_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            serve_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/serve.v1.GenerationService/Detokenize',
+            serve_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            serve_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/serve.v1.GenerationService/ListModels',
+            serve_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+            serve_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

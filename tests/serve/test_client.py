@@ -11,7 +11,8 @@ import pytest
 
 from gpt.errors import SamplingError, UserError
 from gpt.tokenizer import Tokenizer
-from serve.client import Client, RequestError, main
+from serve.client import Client, RequestError
+from serve.generate import main
 from tests.serve.scripted import ANY, ScriptedModel
 from tests.serve.served import Served
 
@@ -104,7 +105,7 @@ def test_the_command_prints_nothing_but_the_error_when_it_is_refused(
 
 
 def test_asking_for_help_imports_neither_torch_nor_grpc() -> None:
-    for module in ("serve.client", "serve.server"):
+    for module in ("serve.generate", "serve.server"):
         code = (
             f"import sys, {module} as m\n"
             "try: m.main(['--help'], 'antiphon x')\n"

@@ -1,0 +1,208 @@
+"""Plain data to messages and back. The two directions stand together, so that none forgets a field.
+
+Loads protobuf, but neither gRPC nor torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from gpt.params import SamplingParams
+from serve.errors import RequestError
+from serve.results import Delta, Finish, ModelInfo, TokenScore
+from serve.v1 import generation_pb2 as pb
+
+
+class SamplingSettings(TypedDict, total=False):
+    """The fields of `gpt.params.SamplingParams`, none of them required.
+
+    One that is not given, or None, has the server's default, which is that of SamplingParams.
+    """
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    max_tokens: int | None
+    stop: Sequence[str]
+    seed: int | None
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    logprobs: int | None
+
+
+SETTINGS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+"""Each is a field of the same name in GenerationSpec."""
+
+
+def settings_of_params(params: SamplingParams) -> SamplingSettings:
+    """All settings as they are, for sending."""
+    return {name: getattr(params, name) for name in SETTINGS}  # type: ignore[return-value]
+
+
+def spec_message(
+    prompt: str | Iterable[int], settings: SamplingSettings, model: str
+) -> pb.GenerationSpec:
+    """Raises RequestError for what the wire cannot even carry (a negative count, half a character);
+    what it can is for the server to judge.
+
+    Raises:
+        TypeError: there is no such setting.
+    """
+    if unknown := set(settings) - set(SETTINGS):
+        raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
+    spec = pb.GenerationSpec()
+    fill(spec, {**settings, "model": model}, content=prompt, path="spec.")
+    return spec
+
+
+def settings_of(spec: pb.GenerationSpec) -> dict[str, Any]:
+    """The settings that a spec gives; those that it does not have their default."""
+    given: dict[str, Any] = {}
+    for name in SETTINGS:
+        value = getattr(spec, name)
+        if spec.DESCRIPTOR.fields_by_name[name].is_repeated:
+            if value:
+                given[name] = tuple(value)
+        elif spec.HasField(name):
+            given[name] = value
+    return given
+
+
+def fill(
+    message: Any,
+    values: Mapping[str, Any],
+    *,
+    content: str | Iterable[int] | None = None,
+    path: str = "",
+) -> None:
+    """Set a request's fields, leaving out what is None.
+
+    Args:
+        content: goes into `text` or `token_ids`, by what it is.
+        path: put before the names in violations.
+
+    Raises:
+        RequestError: lists all values that the wire cannot carry.
+    """
+    violations = []
+    if isinstance(content, str):
+        values = {**values, "text": content}
+    elif content is not None:
+        values = {**values, "token_ids": content}
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            if name == "token_ids":
+                message.token_ids.SetInParent()  # empty is something else than none
+                message.token_ids.ids.extend(_numbers(value))
+            elif message.DESCRIPTOR.fields_by_name[name].is_repeated:
+                getattr(message, name).extend(_numbers(value) if name == "ids" else value)
+            else:
+                setattr(message, name, value)
+        except (ValueError, TypeError) as error:
+            shown = f"{value!r} " if isinstance(value, int | float) else ""
+            violations.append((f"{path}{name}", f"{shown}cannot be sent: {error}"))
+    if violations:
+        text = "; ".join(f"{name}: {description}" for name, description in violations)
+        raise RequestError(text, code="INVALID_ARGUMENT", violations=violations)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):  # an iterable of numbers, but none that are ids
+        raise TypeError("bytes are neither text nor token ids")
+    return value
+
+
+def score_message(score: TokenScore) -> pb.TokenScore:
+    return pb.TokenScore(chosen=_logprob_message(score), top=map(_logprob_message, score.top))
+
+
+def _logprob_message(score: TokenScore) -> pb.TokenLogprob:
+    return pb.TokenLogprob(token_id=score.token, token=score.piece, logprob=score.logprob)
+
+
+def score_of(message: pb.TokenScore) -> TokenScore:
+    chosen = message.chosen
+    top = tuple(TokenScore(each.token_id, each.token, each.logprob) for each in message.top)
+    return TokenScore(chosen.token_id, chosen.token, chosen.logprob, top)
+
+
+def delta_message(delta: Delta) -> pb.Delta:
+    return pb.Delta(
+        text=delta.text, token_ids=delta.token_ids, scores=map(score_message, delta.scores)
+    )
+
+
+def delta_of(message: pb.Delta) -> Delta:
+    return Delta(message.text, list(message.token_ids), [score_of(s) for s in message.scores])
+
+
+def finish_message(finish: Finish) -> pb.Finish:
+    return pb.Finish(
+        reason=f"FINISH_REASON_{finish.reason.upper()}",
+        matched_stop=finish.matched_stop,
+        usage=pb.Usage(
+            prompt_tokens=finish.prompt_tokens, completion_tokens=finish.completion_tokens
+        ),
+        seed=finish.seed,
+        timing=pb.Timing(
+            queue_seconds=finish.queue_seconds,
+            prefill_seconds=finish.prefill_seconds,
+            decode_seconds=finish.decode_seconds,
+        ),
+    )
+
+
+def finish_of(message: pb.Finish) -> Finish:
+    return Finish(
+        reason=pb.FinishReason.Name(message.reason).removeprefix("FINISH_REASON_").lower(),
+        matched_stop=message.matched_stop if message.HasField("matched_stop") else None,
+        prompt_tokens=message.usage.prompt_tokens,
+        completion_tokens=message.usage.completion_tokens,
+        seed=message.seed,
+        queue_seconds=message.timing.queue_seconds,
+        prefill_seconds=message.timing.prefill_seconds,
+        decode_seconds=message.timing.decode_seconds,
+    )
+
+
+def model_fields(info: ModelInfo) -> dict[str, Any]:
+    """The fields of `Model`, and of `GetModelResponse`, which has the same."""
+    return {
+        "name": info.name,
+        "block_size": info.block_size,
+        "vocab_size": info.vocab_size,
+        "parameter_count": info.parameter_count,
+        "dtype": info.dtype,
+        "architecture": pb.Architecture(**info.architecture),
+        "tokenizer": pb.TokenizerInfo(
+            kind=info.tokenizer_kind,
+            fingerprint=info.tokenizer_fingerprint,
+            special_tokens=info.special_tokens,
+            end_of_text_id=info.end_of_text_id,
+        ),
+    }
+
+
+def model_of(message: pb.Model | pb.GetModelResponse) -> ModelInfo:
+    return ModelInfo(
+        name=message.name,
+        block_size=message.block_size,
+        vocab_size=message.vocab_size,
+        parameter_count=message.parameter_count,
+        dtype=message.dtype,
+        architecture={
+            field.name: getattr(message.architecture, field.name)
+            for field in message.architecture.DESCRIPTOR.fields
+        },
+        tokenizer_kind=message.tokenizer.kind,
+        tokenizer_fingerprint=message.tokenizer.fingerprint,
+        special_tokens=dict(message.tokenizer.special_tokens),
+        end_of_text_id=message.tokenizer.end_of_text_id,
+    )

@@ -101,7 +101,7 @@ class RunProgress(ProgressBar):
         self._step = step
 
     def _that_fit(self, shown: list[str], total: int) -> str:
-        """The numbers as the bar shows them; validation and MFU, the last, only if there is room."""
+        """The numbers as the bar shows them; validation, then MFU, only if there is room."""
         assert self._bar is not None
         columns = None if self._bar.disable else self._bar.format_dict["ncols"]
         room = (columns or 80) - 2 * len(str(total)) - 1 - BESIDE_NUMBERS

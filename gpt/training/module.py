@@ -19,7 +19,9 @@ from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
 from gpt.training.blocks import Batch
 from gpt.training.data import TextDataModule
+from gpt.training.ema import use_trained_weights
 from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
+from gpt.training.rng import rng_states, set_rng_state
 from gpt.training.sharding import is_sharded, shard
 
 
@@ -30,10 +32,16 @@ class GPTModule(L.LightningModule):
         preset: a named size whose values are the defaults of `config` on the command line. It is
             read there; here `config` counts.
         config: the architecture.
-        optimizer: AdamW and its schedule.
+        optimizer: AdamW, its schedule, and the averaging of weights.
         compile: run the model through torch.compile, in place: the checkpoint is the same.
         activation_checkpointing: keep only what enters each block and compute the rest again for
             the gradients: less memory, about a third more time, the same numbers.
+
+    Attributes:
+        step_loss: the loss of the step in hand, of this process's parts so far; still on the
+            device, as reading it would wait for that.
+        gradient_norm: of the last step, before clipping; None where it is not known, since under
+            fp16 the gradients are scaled.
     """
 
     gpt: GPT
@@ -57,8 +65,10 @@ class GPTModule(L.LightningModule):
         # Of the accumulated parts of one optimizer step:
         self._part_nats: list[Tensor] = []
         self._part_targets: list[int] = []
+        self.step_loss: Tensor | None = None
+        self.gradient_norm: Tensor | None = None
         self._tally = Tally()
-        self._rng: dict[str, Any] | None = None
+        self._rng: list[dict[str, Any]] | None = None
 
     # --- Building -------------------------------------------------------------------------------
 
@@ -139,7 +149,8 @@ class GPTModule(L.LightningModule):
         self._part_nats.append(nats.detach())
         last_part = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
         logged = (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]
-        self.log("train/loss", self._step_loss(of_all=last_part and logged), batch_size=len(ids))
+        self.step_loss = self._step_loss(of_all=last_part and logged)
+        self.log("train/loss", self.step_loss, batch_size=len(ids))
         self.log("lr", self.current_lr, batch_size=len(ids))
         return nats / self._part_size
 
@@ -189,14 +200,18 @@ class GPTModule(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip. Lightning refuses a fused optimizer under bf16 too, where nothing is scaled."""
+        if self._scales_gradients:
+            if gradient_clip_val:
+                self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        self.gradient_norm = nn.utils.get_total_norm(gradients)
         if not gradient_clip_val:
             return
-        if self._scales_gradients:
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif gradient_clip_algorithm == "value":
+        if gradient_clip_algorithm == "value":
             nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         else:
-            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+            nn.utils.clip_grads_with_norm_(self.parameters(), gradient_clip_val, self.gradient_norm)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._weigh_gradients()
@@ -214,9 +229,9 @@ class GPTModule(L.LightningModule):
             if group["weight_decay"]:
                 group["weight_decay"] = config.weight_decay
         if self._rng is not None:
-            torch.set_rng_state(self._rng["cpu"])
-            if "cuda" in self._rng and torch.cuda.is_available():
-                torch.cuda.set_rng_state(self._rng["cuda"])
+            rank = self.trainer.global_rank
+            if rank < len(self._rng):  # a process more than there were keeps its own
+                set_rng_state(self._rng[rank], self.device)
             self._rng = None
 
     # --- Evaluation -----------------------------------------------------------------------------
@@ -261,10 +276,7 @@ class GPTModule(L.LightningModule):
         checkpoint[PAYLOAD_KEY] = checkpoint_payload(
             self.config, self.tokenizer, name=self.run_name
         )
-        rng: dict[str, Any] = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            rng["cuda"] = torch.cuda.get_rng_state()
-        checkpoint["rng"] = rng
+        checkpoint["rng"] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is of this architecture and this tokenizer.
@@ -286,7 +298,9 @@ class GPTModule(L.LightningModule):
                 "settings of the checkpoint's run (its config.yaml), or start a new run"
             )
         check_same_architecture(GPTConfig.from_dict(payload["model"]), self.config)
-        self._rng = checkpoint.get("rng")
+        if self.trainer.state.fn == "fit":
+            self._rng = checkpoint.get("rng")
+            use_trained_weights(checkpoint)
 
 
 def check_same_architecture(saved: GPTConfig, wanted: GPTConfig) -> None:

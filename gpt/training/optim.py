@@ -34,6 +34,8 @@ class OptimizerConfig:
             the warm-up (Loshchilov & Hutter, arXiv 1608.03983); `constant` stays.
         cooldown: share of all steps that the fall of `wsd` takes.
         min_lr_ratio: where the fall ends, as a share of the peak.
+        ema_decay: average the weights over about `1 / (1 - ema_decay)` steps (0.999: 1,000) and
+            validate, sample and export the average; 0 does not.
     """
 
     lr: float = 3e-3
@@ -43,6 +45,7 @@ class OptimizerConfig:
     schedule: Schedule = "wsd"
     cooldown: float = 0.4
     min_lr_ratio: float = 0.0
+    ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises ConfigError that names the setting, its value and what is allowed."""
@@ -64,6 +67,10 @@ class OptimizerConfig:
         for name in ("cooldown", "min_lr_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"optimizer.{name} is {getattr(self, name)}, but must be 0 to 1")
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(
+                f"optimizer.ema_decay is {self.ema_decay}, but must be at least 0 and below 1"
+            )
 
 
 def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:

@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "checkpoints" / "last.ckpt"
 
     @property
+    def previous(self) -> Path:
+        """What `last.ckpt` was before it was replaced."""
+        return self.path / "checkpoints" / "previous.ckpt"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.csv"
 

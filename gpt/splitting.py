@@ -54,6 +54,7 @@ MAX_PIECE = 1 << 13
 # blank that follows something visible, and after a word unless an apostrophe or more of it follows.
 _BORDER = regex.compile(r"(?<=\S) |(?<=\p{L})[^\p{L}\p{M}\p{N}']")
 _LAST_BORDER = regex.compile(rf"(?r){_BORDER.pattern}")
+_LAST_UNRISING = regex.compile(r"(?r)[^\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]")
 
 # Something of every branch that a split pattern may have: a pattern must not lose any of it.
 _PROBE = "It's 12345 naïve\tcafés…  \r\n\n 漢字、かな ﷺ e\u0301 🙂\u200d !?\x00\x1f\x85\u2028_x \n"
@@ -95,8 +96,8 @@ def _repeats(pattern: str) -> int:
 class Splitter:
     """One split pattern and the cuts that go with it.
 
-    Exact for patterns without look-behind that, like GPT-2's and all since, never join a word or a
-    visible character with the blank after it. `CHAR_PATTERN` may be cut anywhere.
+    Exact for those in `PATTERNS` and for all without look-behind that, like them, never join a word
+    or a visible character with the blank after it. `CHAR_PATTERN` may be cut anywhere.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -163,9 +164,15 @@ class Splitter:
             return SEGMENT
         if border := _LAST_BORDER.search(window):
             return int(border.start())
+        # No blank and no end of a word in all of it: numbers line by line, say. Any piece may begin
+        # the next segment if what follows the window cannot change where it begins: a contraction
+        # of up to three characters, or the first small letter after capitals.
+        visible = _LAST_UNRISING.search(window)
+        settled = min(visible.start() if visible else 0, len(window) - 3)
         cut = SEGMENT  # in the midst of a piece, where nothing better is found
         for match in self._compiled.finditer(window):
-            if 0 < match.start() <= SEGMENT and not window[match.start() - 1].isspace():
+            # What comes before a cut must not end in blanks: they would be the end of their text.
+            if 0 < match.start() <= settled and not window[match.start() - 1].isspace():
                 cut = match.start()
         return cut
 
@@ -175,13 +182,23 @@ class Splitter:
         if self.by_character or all(_BORDER.search(segment, i, i + MAX_PIECE) for i in blocks):
             yield segment
             return
-        start = 0
+        start = solid = 0
+        blanks: list[str] = []  # pieces from `solid` on, which end in blanks
         for match in self._compiled.finditer(segment):
             if match.end() - match.start() >= 2 * MAX_PIECE:
-                if match.start() > start:
-                    yield segment[start : match.start()]
+                if start < solid:
+                    yield segment[start:solid]
+                # One by one: together they would be the end of a text, where a pattern may take
+                # blanks otherwise than before something visible.
+                yield from blanks
                 for i in range(match.start(), match.end(), MAX_PIECE):
                     yield segment[i : min(i + MAX_PIECE, match.end())]
-                start = match.end()
+                start = solid = match.end()
+                blanks = []
+            elif segment[match.end() - 1].isspace():
+                blanks.append(match.group())
+            else:
+                solid = match.end()
+                blanks = []
         if start < len(segment):
             yield segment[start:]

@@ -12,43 +12,61 @@ from hypothesis import strategies as st
 
 from gpt import splitting
 from gpt.errors import TokenizerError
-from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN, Splitter
+from gpt.splitting import CHAR_PATTERN, CL100K_PATTERN, GPT4_PATTERN, PATTERNS, Splitter
 
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-SAMPLE = "aB '.!\n12 \t\n"
-
-# Letters, marks, digits, punctuation, apostrophes and every kind of blank, in any order.
-mixed = st.text(
-    st.sampled_from("aBst é\u0301文、。12'’.!-_\n\r\t \u00a0\u2028\x1c🙂"), max_size=200
+# Letters of every case and none, marks, digits, punctuation, contractions, every kind of blank.
+NASTY = "aBstlvSTé\u0301\u0e31文ǅʰªſ、。12५½Ⅷ'’./!-_\n\r\t \u00a0\u2028\x1c\x85🙂\u200d"
+mixed = st.text(st.sampled_from(NASTY), max_size=200)
+# What has no border that holds in every pattern.
+borderless = st.text(st.sampled_from("aBslvST\u0301文ǅʰª12'"), max_size=200) | st.text(
+    st.sampled_from("12५.,/!'\n\r\t"), max_size=200
 )
 
 
 def encoding(pattern: str) -> tiktoken.Encoding:
-    """A vocabulary whose merges show where pieces end."""
-    pairs = [(a + b).encode() for a, b in pairwise(SAMPLE)] + [b"  ", b"\n\n", b" \n", b"\n "]
-    tokens = dict.fromkeys([*(bytes([b]) for b in range(256)), *pairs])
+    """A vocabulary whose merges show where pieces end: any two characters of NASTY make a token."""
+    parts = {char.encode()[:n] for char in NASTY for n in range(2, 5)}
+    pairs = {(a + b).encode() for a in NASTY for b in NASTY}
+    tokens = dict.fromkeys([*(bytes([b]) for b in range(256)), *sorted(parts), *sorted(pairs)])
     ranks = {token: i for i, token in enumerate(tokens)}
     return tiktoken.Encoding(
         "test", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|end|>": len(ranks)}
     )
 
 
-ENCODINGS = {p: encoding(p) for p in (GPT4_PATTERN, GPT2_PATTERN, CHAR_PATTERN)}
+ENCODINGS = {p: encoding(p) for p in (*PATTERNS.values(), CL100K_PATTERN, CHAR_PATTERN)}
 SPLITTERS = {p: Splitter(p) for p in ENCODINGS}
+
+
+def pieces_of(splitter: Splitter, segments: list[str]) -> list[str]:
+    return [piece for segment in segments for piece in splitter.pieces(segment)]
 
 
 @pytest.mark.parametrize("pattern", ENCODINGS)
 @settings(deadline=None)
-@given(text=mixed, size=st.integers(16, 40))
+@given(text=mixed | borderless, size=st.integers(24, 60))
 def test_ids_of_the_segments_are_the_ids_of_the_whole(pattern: str, text: str, size: int) -> None:
     splitter, encode = SPLITTERS[pattern], ENCODINGS[pattern].encode_ordinary
-    visible = "".join("x" if char.isspace() else " " for char in text).split()
-    assume(max(map(len, [*splitter.pieces(text), *visible]), default=0) < size // 2)
+    assume(max(map(len, splitter.pieces(text)), default=0) < size // 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splitting, "SEGMENT", size)
         segments = list(splitter.segments([text]))
     assert max(map(len, segments), default=0) <= size
+    assert pieces_of(splitter, segments) == list(splitter.pieces(text))
     assert [token for segment in segments for token in encode(segment)] == encode(text)
+
+
+@pytest.mark.parametrize("word", ["文文Ab", "Ab'll", "aBa", "a\u0301B", "ʰAʰb", "'re", "A'S"])
+def test_no_cut_is_made_where_what_follows_could_move_it(word: str) -> None:
+    for pattern, splitter in SPLITTERS.items():
+        for before in range(40):
+            text = "1" * before + word + "1" * 60  # nowhere a blank or an end of a word
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(splitting, "SEGMENT", 40)
+                segments = list(splitter.segments([text]))
+            assert len(segments) > 1
+            if pattern != PATTERNS["gpt2"]:  # where all the digits are one piece
+                assert pieces_of(splitter, segments) == list(splitter.pieces(text)), pattern
 
 
 @pytest.mark.parametrize("pattern", ENCODINGS)
@@ -83,6 +101,26 @@ def test_a_long_piece_leaves_the_ids_around_it_alone() -> None:
     around = encode("a B!\n" * 9), encode(" B a 12\n")
     assert ids[: len(around[0])] == around[0]
     assert ids[-len(around[1]) :] == around[1]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values())
+@settings(deadline=None)
+@given(before=mixed, after=mixed)
+def test_only_the_long_piece_itself_is_cut(pattern: str, before: str, after: str) -> None:
+    splitter, encode = SPLITTERS[pattern], ENCODINGS[pattern].encode_ordinary
+    limit = 40
+    text = before + "a" * 2 * limit + after
+    pieces = list(splitter.pieces(text))
+    assume(sum(len(piece) >= 2 * limit for piece in pieces) == 1)
+    expected = []
+    for piece in pieces:
+        step = limit if len(piece) >= 2 * limit else len(piece)
+        expected += [piece[i : i + step] for i in range(0, len(piece), step)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splitting, "MAX_PIECE", limit)
+        segments = list(splitter.segments([text]))
+    ids = [token for segment in segments for token in encode(segment)]
+    assert ids == [token for piece in expected for token in encode(piece)]
 
 
 @pytest.mark.parametrize("pattern", [r"\p{L}+", r".", r"\S+| +", r"(?s:.)(?=x)"])

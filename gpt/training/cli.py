@@ -30,6 +30,7 @@ from gpt.training.checks import (
     tell_of_earlier_run,
 )
 from gpt.training.data import TextDataModule
+from gpt.training.diagnosis import Diagnosis
 from gpt.training.loggers import (
     MetricsCSV,
     Wandb,
@@ -134,6 +135,7 @@ class TrainCLI(LightningCLI):
             "on without a key records offline.",
         )
         parser.add_lightning_class_args(SampleText, "samples")
+        parser.add_lightning_class_args(Diagnosis, "diagnosis")
         parser.link_arguments("model.config.block_size", "data.block_size")
         parser.link_arguments("seed_everything", "data.seed")
 
@@ -205,6 +207,7 @@ class TrainCLI(LightningCLI):
         checkpoint = read_checkpoint(self.resume_from) if self.resume_from else None
         if not self._get(self.config_init, "trainer").fast_dev_run:
             self._get(self.config_init, "samples").path = run.samples
+            self._get(self.config_init, "diagnosis").path = run.path / "diagnosis.jsonl"
         if checkpoint is not None:
             check_steps_left(checkpoint, self._get(self.config_init, "trainer").max_steps)
         checkpoints = RunCheckpoints(run)

@@ -44,6 +44,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "train a small model, sample from it, serve it and call it, in a few minutes",
             ("demo",),
         ),
+        "doctor": Command(
+            "gpt.doctor.command:main",
+            "look at this machine: what is there, what is missing, what to do",
+            ("doctor",),
+        ),
     },
     "Train": {
         "train": Command(
@@ -133,7 +138,7 @@ def _run(arguments: list[str]) -> int:
         return USAGE_ERROR
     name, *rest = arguments
     if name == "help" and rest:
-        name, rest = rest[0], ["--help"]
+        name, rest = rest[0], [*rest[1:], "--help"]
     if name in ("-h", "--help", "help"):
         print(overview())
         return 0

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import csv
-import netrc
 import os
 import secrets
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlparse
+from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.training.progress import say
-
-Wandb = Literal["auto", "on", "off"]
+from gpt.training.wandb_mode import Mode
+from gpt.training.wandb_mode import Wandb as Wandb
+from gpt.training.wandb_mode import wandb_mode as wandb_mode
 
 
 class MetricsCSV(Logger):
@@ -114,37 +113,8 @@ class WandbRunId(Callback):
         return str(kept.get("run_id") or secrets.token_hex(4))
 
 
-def wandb_mode(wanted: Wandb) -> Literal["online", "offline"] | None:
-    """How wandb will run, or None for not at all. Decided here so that it never has to ask.
-
-    `auto` uses it if this machine is set up for it: a key, or WANDB_MODE=offline. `on` records
-    offline without a key; `wandb sync` uploads that later.
-    """
-    environment = os.environ.get("WANDB_MODE", "").lower()
-    if wanted == "off" or (wanted == "auto" and environment == "disabled"):
-        return None
-    if environment in ("offline", "dryrun"):
-        return "offline"
-    if _has_wandb_key():
-        return "online"
-    return "offline" if wanted == "on" else None
-
-
-def _has_wandb_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
-    try:
-        return netrc.netrc(str(path)).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
 @rank_zero_only
-def _start_wandb(
-    folder: Path, name: str, run_id: str, mode: Literal["online", "offline"], config: dict[str, Any]
-) -> Any:
+def _start_wandb(folder: Path, name: str, run_id: str, mode: Mode, config: dict[str, Any]) -> Any:
     import wandb
 
     settings = wandb.Settings(silent=True, console="off", init_timeout=30)
@@ -172,7 +142,7 @@ def make_wandb_logger(
     *,
     name: str,
     run_id: str,
-    mode: Literal["online", "offline"],
+    mode: Mode,
     config: dict[str, Any],
 ) -> Logger:
     """A wandb logger that neither asks nor waits for long; offline if the server is out of reach.

@@ -81,7 +81,11 @@ def measure(gpt: GPT, forward: Callable[[], object]) -> list[LayerReport]:
         if gpt._compiled_call_impl is not None:
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         forward()
-    return [LayerReport(**{name: x.tolist() for name, x in into.items()}) for into in found]
+    reports = []
+    for into in found:
+        values: dict[str, Any] = {name: x.tolist() for name, x in into.items()}
+        reports.append(LayerReport(**values))
+    return reports
 
 
 def gradient_norms(gpt: GPT) -> dict[str, float]:

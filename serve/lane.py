@@ -16,6 +16,10 @@ class LaneFullError(ServerError):
     """As much work waits for the lane as may."""
 
 
+class _UnwantedError(Exception):
+    """The caller has gone; nobody sees this."""
+
+
 class Lane:
     """Runs functions one after another, off the event loop of whoever awaits them.
 
@@ -50,13 +54,15 @@ class Lane:
             )
         wanted = True
 
-        def work() -> T | None:
-            return function(*arguments) if wanted else None
+        def work() -> T:
+            if not wanted:
+                raise _UnwantedError
+            return function(*arguments)
 
         self.held += 1
         future = asyncio.wrap_future(self._executor.submit(work))
         try:
-            return await asyncio.shield(future)  # type: ignore[return-value]  # it is wanted here
+            return await asyncio.shield(future)
         finally:
             if future.done():
                 self.held -= 1

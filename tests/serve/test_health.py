@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -75,4 +76,8 @@ def test_reflection_lists_the_services(serve: Callable[..., Served]) -> None:
     [answer] = stub.ServerReflectionInfo(
         iter([reflection_pb2.ServerReflectionRequest(file_containing_symbol=NAME)])
     )
-    assert answer.file_descriptor_response.file_descriptor_proto
+    [found] = answer.file_descriptor_response.file_descriptor_proto
+    [service] = descriptor_pb2.FileDescriptorProto.FromString(found).service
+    assert {method.name for method in service.method} == {
+        "Generate", "GenerateStream", "Score", "Tokenize", "Detokenize", "ListModels", "GetModel"
+    }  # fmt: skip

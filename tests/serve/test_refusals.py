@@ -186,7 +186,15 @@ def test_a_vocabulary_that_lacks_a_byte_refuses_text_with_it(
 
 def test_while_loading_every_call_is_unavailable_with_a_time_to_retry() -> None:
     with BackgroundServer(None) as server, Client(server.target, timeout=10) as client:
-        for call in (client.model, lambda: client.generate("x"), lambda: list(client.stream("x"))):
+        for call in (
+            client.model,
+            client.list_models,
+            lambda: client.generate("x"),
+            lambda: list(client.stream("x")),
+            lambda: client.score("x"),
+            lambda: client.tokenize("x"),
+            lambda: client.detokenize([1]),
+        ):
             error = refusal(call)
             assert error.code == "UNAVAILABLE"
             assert "loading" in str(error)
@@ -210,7 +218,12 @@ def test_too_many_token_ids_are_refused_with_the_numbers(served: Served) -> None
     assert "300000 tokens" in str(error)
 
 
-@pytest.mark.parametrize("rpc", ["Generate", "GenerateStream", "GetModel"])
+METHODS = pb.DESCRIPTOR.services_by_name["GenerationService"].methods
+# A request without fields takes them all for later ones.
+RPCS = [method.name for method in METHODS if method.input_type.fields]
+
+
+@pytest.mark.parametrize("rpc", RPCS)
 @pytest.mark.parametrize(
     "data",
     [b"\x0a\x04\x0a\x02\xff\xfe", b"\x0a\x02\xff\xfe", b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x0f"],

@@ -204,17 +204,19 @@ def _reason(error: BaseException) -> str:
 
 def _offline(name: str, missing: list[EncodingFile], reason: str) -> str:
     folder = cache_folder()
-    them, what = ("it", "file") if len(missing) == 1 else ("them", "files")
     if folder is None:
         state = "the cache is turned off, since TIKTOKEN_CACHE_DIR is empty"
     else:
-        there = [file for file in missing if (folder / file.cached_name).exists()]
-        state = f"{folder} has {'damaged' if there else 'no'} copies of the {what} it is made of"
+        there = {(folder / file.cached_name).exists() for file in missing}
+        how = {frozenset([True]): "damaged", frozenset([False]): "missing"}.get(
+            frozenset(there), "missing or damaged"
+        )
+        state = f"what it is made of is {how} in {folder}"
+    wanted = " and ".join(f"{file.address} as {file.cached_name}" for file in missing)
     return (
         f"the encoding {name} cannot be loaded: {state}, and the download failed ({reason}). "
-        f"Where there is a network, save "
-        + " and ".join(f"{file.address} as {file.cached_name}" for file in missing)
-        + f"; put {them} into a folder of your own here and set TIKTOKEN_CACHE_DIR to that folder"
+        f"Where there is a network, save {wanted}; put {'it' if len(missing) == 1 else 'them'} "
+        "into a folder of your own here and set TIKTOKEN_CACHE_DIR to that folder"
     )
 
 

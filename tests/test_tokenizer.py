@@ -7,6 +7,8 @@ import copy
 import json
 import pickle
 import threading
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import InexpressibleTextError, TokenizerError
-from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN
+from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN, PATTERNS
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 ENGLISH = "The king's men saw 1234 ships; the king said: we'll fight!\n\nThe queen said no.\n" * 9
@@ -80,6 +82,161 @@ def test_typed_control_text_is_ordinary(tokenizer: Tokenizer) -> None:  # S19
 def test_an_unknown_id_is_named(token: int) -> None:
     with pytest.raises(TokenizerError, match=rf"id {token} is outside .* \(0 to {BPE.eot}\)"):
         BPE.decode([65, token])
+
+
+# Special tokens
+
+CHAT = Tokenizer.bpe([ENGLISH], 300, special_tokens=["<|user|>", "<|user|>s", "<b>"])
+# As in cl100k_base: end-of-text amidst the others, and ids without a token.
+GAPS = Tokenizer(
+    "gaps",
+    GPT4_PATTERN,
+    [*(bytes([b]) for b in range(256)), b"", b"", b"he"],
+    special={END_OF_TEXT: 256, "<|fim|>": 260, "<|end|>": 270},
+)
+# As in SmolLM2 and others: special tokens first, and another name for the end.
+FIRST = Tokenizer(
+    "first",
+    GPT4_PATTERN,
+    [b"", b"", *(bytes([b]) for b in range(256))],
+    special={"<s>": 0, "</s>": 1},
+    end_of_text="</s>",
+)
+
+
+def test_special_tokens_of_a_bpe_come_after_the_merges_and_before_end_of_text() -> None:
+    assert CHAT.n_vocab == 300
+    assert [*CHAT.special.items()] == [
+        ("<|user|>", 296), ("<|user|>s", 297), ("<b>", 298), (END_OF_TEXT, 299)
+    ]  # fmt: skip
+    assert CHAT.eot == CHAT.encoding.eot_token == 299
+    for kind in (Tokenizer.bytes(["<b>"]), Tokenizer.chars("ab", ["<b>"])):
+        assert kind.special == {"<b>": kind.eot - 1, END_OF_TEXT: kind.n_vocab - 1}
+
+
+def test_names_become_tokens_only_where_that_is_asked_for() -> None:
+    text = f"a<|user|>b{END_OF_TEXT}<b>"
+    a, b, user, bold = (CHAT.encode(part, special=True) for part in ("a", "b", "<|user|>", "<b>"))
+    assert (user, bold) == ([296], [298])
+    assert max(CHAT.encode(text)) < 296
+    assert CHAT.encode(text, special=True) == a + user + b + CHAT.encode(END_OF_TEXT) + bold
+    assert CHAT.encode(text, special=["<b>"]) == CHAT.encode(text[:-3]) + bold
+    assert CHAT.encode(text, special=CHAT.special) == a + user + b + [299] + bold
+    with pytest.raises(TokenizerError, match="'<u>' is no special token of the bpe"):
+        CHAT.encode(text, special=["<u>"])
+
+
+def test_the_longest_name_goes_first() -> None:
+    assert CHAT.encode("<|user|>s<|user|>t", special=True) == [297, 296, ord("t")]
+
+
+def one_by_one(tokenizer: Tokenizer, text: str, names: Iterable[str]) -> list[int]:
+    """Names where they stand, the longest of those that do; the text between them on its own."""
+    ids, start, at = [], 0, 0
+    while at < len(text):
+        here = [name for name in names if text.startswith(name, at)]
+        if here:
+            name = max(here, key=len)
+            ids += [*tokenizer.encode(text[start:at]), tokenizer.special[name]]
+            start = at = at + len(name)
+        else:
+            at += 1
+    return ids + tokenizer.encode(text[start:])
+
+
+@pytest.mark.parametrize("tokenizer", [CHAT, GAPS, FIRST])
+@settings(deadline=None)
+@given(data=st.data())
+def test_names_are_found_across_the_borders_of_chunks(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    parts = [*tokenizer.special, "<|user|", "<", "he ", "s", "文\n"]
+    text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=8)))
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    chunks = [text[a:b] for a, b in pairwise([0, *sorted(cuts), len(text)])]
+    for names in (tokenizer.special, [next(iter(tokenizer.special))]):
+        ids = [i for part in tokenizer.encode_stream(chunks, special=names) for i in part]
+        assert ids == one_by_one(tokenizer, text, names)
+
+
+def test_ids_may_have_gaps_and_end_of_text_any_place() -> None:
+    assert (GAPS.n_vocab, GAPS.eot) == (271, 256)
+    assert GAPS.encode("he<|end|>", special=True) == [258, 270]
+    assert [GAPS.token_bytes(i) for i in (256, 257, 258, 259, 260, 269, 270)] == [
+        b"", b"", b"he", b"", b"<|fim|>", b"", b"<|end|>"
+    ]  # fmt: skip
+    assert GAPS.decode(range(255, 271)) == "\ufffdhe<|fim|><|end|>"
+    with pytest.raises(TokenizerError, match=r"id 271 is outside .* \(0 to 270\)"):
+        GAPS.token_bytes(271)
+    assert (FIRST.n_vocab, FIRST.eot, FIRST.end_of_text) == (258, 1, "</s>")
+    assert FIRST.encode("a</s>", special=True) == [*FIRST.encode("a"), *FIRST.encode("</s>")]
+    assert FIRST.decode([0, ord("a") + 2, 1]) == "<s>a"
+
+
+def test_what_special_tokens_stand_for_comes_back() -> None:
+    text = "<|user|>Hi<b>"
+    assert CHAT.decode(CHAT.encode(text, special=True)) == text
+
+
+def test_special_tokens_can_be_added_to_any_tokenizer() -> None:
+    more = GAPS.with_special_tokens(["<|user|>", "<|end|>"])
+    assert more.special == GAPS.special | {"<|user|>": 271}
+    assert more.encode("he<|user|>", special=True) == [258, 271]
+    assert more.fingerprint != GAPS.fingerprint
+    assert GAPS.with_special_tokens(["<|end|>"]) is GAPS
+
+
+def test_nothing_is_learned_from_the_names_of_special_tokens() -> None:
+    text = "<|user|>ab ab ab<|user|> "
+    learned = Tokenizer.bpe([text * 50], 280, special_tokens=["<|user|>"])
+    assert learned.fingerprint != Tokenizer.bpe([text * 50], 280).fingerprint
+    assert not any(b"user" in learned.token_bytes(i) for i in range(learned.eot - 1))
+
+
+def test_an_offset_counts_special_tokens() -> None:
+    chars = Tokenizer.chars("ab", ["<b>"])
+    with pytest.raises(InexpressibleTextError) as caught:
+        chars.encode("a<b>b<b>aZ", special=True)
+    assert (caught.value.char, caught.value.offset) == ("Z", 9)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["<b>", "<b>"], "given twice"),
+        ([""], "1 to 256 characters"),
+        (["x" * 257], "1 to 256 characters"),
+        ([3], "1 to 256 characters"),
+        (["\ud800"], "no valid text"),
+        ([END_OF_TEXT], "every vocabulary has it"),
+        ("<b>", "give a list"),
+    ],
+)
+def test_unusable_special_tokens_are_refused(names: Any, says: str) -> None:
+    for make in (
+        lambda: Tokenizer.bpe([ENGLISH], 300, special_tokens=names),
+        lambda: Tokenizer.bytes(names),
+        lambda: GAPS.with_special_tokens(names),
+    ):
+        with pytest.raises(TokenizerError, match=says) as caught:
+            make()
+        assert len(str(caught.value)) < 200
+
+
+def test_a_bpe_vocabulary_needs_room_for_its_special_tokens() -> None:
+    with pytest.raises(TokenizerError, match=r"vocab_size is 258.*at least 259.*2 special tokens"):
+        Tokenizer.bpe([ENGLISH], 258, special_tokens=["<a>", "<b>"])
+    assert Tokenizer.bpe([ENGLISH], 259, special_tokens=["<a>", "<b>"]).n_vocab == 259
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_bpe_is_learned_with_any_pattern(pattern: str) -> None:
+    learned = Tokenizer.bpe([ENGLISH], 300, pattern)
+    assert learned.pattern == PATTERNS[pattern]
+    assert learned.fingerprint == Tokenizer.bpe([ENGLISH], 300, PATTERNS[pattern]).fingerprint
+    assert learned.decode(learned.encode(ENGLISH + CHINESE)) == ENGLISH + CHINESE
+    with pytest.raises(TokenizerError, match=r"'gpt5' is unknown .* did you mean gpt4"):
+        Tokenizer.bpe([ENGLISH], 300, "gpt5")
 
 
 # Inexpressible text (S27)
@@ -250,6 +407,50 @@ def test_a_saved_tokenizer_is_the_same(kind: str, tmp_path: Path) -> None:
         assert other.encode("abc \n文") == tokenizer.encode("abc \n文")
 
 
+@pytest.mark.parametrize("tokenizer", [CHAT, GAPS, FIRST])
+def test_special_tokens_and_gaps_are_saved(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    for other in (loaded, pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+        assert other.fingerprint == tokenizer.fingerprint
+        assert (other.special, other.eot) == (tokenizer.special, tokenizer.eot)
+        text = f"he{tokenizer.end_of_text}<|user|><s>"
+        assert other.encode(text, special=True) == tokenizer.encode(text, special=True)
+
+
+def test_special_tokens_are_part_of_the_identity() -> None:
+    tokens = [bytes([b]) for b in range(256)]
+
+    def fingerprint(special: dict[str, int], end_of_text: str = END_OF_TEXT) -> str:
+        made = Tokenizer("x", CHAR_PATTERN, tokens, special=special, end_of_text=end_of_text)
+        return made.fingerprint
+
+    plain = fingerprint({END_OF_TEXT: 256})
+    assert plain == BYTES.fingerprint
+    different = [
+        plain,
+        fingerprint({END_OF_TEXT: 257}),
+        fingerprint({END_OF_TEXT: 256, "a": 257}),
+        fingerprint({END_OF_TEXT: 257, "a": 256}),
+        fingerprint({END_OF_TEXT: 257, "a": 256}, "a"),
+        fingerprint({END_OF_TEXT: 256, "b": 257}),
+    ]
+    assert len(set(different)) == len(different)
+
+
+def test_a_file_of_format_1_is_read() -> None:
+    """Models saved before there were special tokens by name."""
+    old = {
+        "format": 1,
+        "kind": "bytes",
+        "pattern": CHAR_PATTERN,
+        "end_of_text": END_OF_TEXT,
+        "tokens": [base64.b64encode(bytes([b])).decode() for b in range(256)],
+        "fingerprint": BYTES_FINGERPRINT,
+    }
+    assert Tokenizer.from_dict(old).to_dict() == BYTES.to_dict()
+
+
 def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in BPE.to_dict().items() if key != name}
 
@@ -276,6 +477,18 @@ def swapped() -> list[str]:
         BPE.to_dict() | {"pattern": CHAR_PATTERN},
         BPE.to_dict() | {"kind": 3},
         BPE.to_dict() | {"end_of_text": "<eos>"},
+        BPE.to_dict() | {"end_of_text": 3},
+        BPE.to_dict() | {"format": 1, "end_of_text": "<eos>"},
+        BPE.to_dict() | {"special": []},
+        BPE.to_dict() | {"special": {}},
+        BPE.to_dict() | {"special": {END_OF_TEXT: 5}},
+        BPE.to_dict() | {"special": {END_OF_TEXT: 1 << 40}},
+        BPE.to_dict() | {"special": {END_OF_TEXT: -1}},
+        BPE.to_dict() | {"special": {END_OF_TEXT: True}},
+        BPE.to_dict() | {"special": {END_OF_TEXT: "399"}},
+        BPE.to_dict() | {"special": {END_OF_TEXT: 399, "<a>": 399}},
+        BPE.to_dict() | {"special": {END_OF_TEXT: 400}},
+        {"version": "1.0", "added_tokens": [], "model": {}},
     ],
 )
 def test_a_damaged_file_is_a_tokenizer_error_in_one_line(values: Any, tmp_path: Path) -> None:

@@ -74,6 +74,13 @@ GROUPS: dict[str, dict[str, Command]] = {
             ("generate --target localhost:50051 --prompt 'ROMEO:'",),
         ),
     },
+    "Around it": {
+        "completion": Command(
+            "gpt.completion:main",
+            "make a shell complete these commands, their options and files",
+            ("completion bash",),
+        ),
+    },
 }
 
 COMMANDS: dict[str, Command] = {

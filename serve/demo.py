@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from gpt.arguments import CommandParser, examples
 from gpt.errors import ServerError, UserError
 from gpt.params import SamplingParams
 
@@ -43,11 +44,16 @@ class DemoError(UserError):
     """A step of the demo did not do what it promises."""
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(prog: str) -> CommandParser:
+    parser = CommandParser(
         prog=prog,
-        description="Train a small model, compare it with a baseline, sample from it, serve it, "
+        description="Train a small model, compare it with a baseline, sample from it, serve it,\n"
         "call it over gRPC, and check that the server writes what the local sampler writes.",
+        epilog=examples(
+            "antiphon demo",
+            "antiphon demo --max-steps 50 --no-baseline-check",
+            "antiphon demo --source 'notes/*.txt' --prompt 'Dear diary'",
+        ),
     )
     add = parser.add_argument
     add("--config", default="shakespeare-tiny", help="config to train (default: %(default)s)")

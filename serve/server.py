@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpt.arguments import CommandParser
 from gpt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -123,12 +124,9 @@ def load(settings: Settings) -> Engine:
     )
 
 
-def parse(argv: list[str], prog: str) -> Settings:
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Answer gRPC requests with a trained model.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def build_parser(prog: str) -> CommandParser:
+    parser = CommandParser(
+        prog=prog, description="Answer gRPC requests with a trained model.", epilog=EXAMPLES
     )
     parser.add_argument(
         "model", type=Path, metavar="MODEL", help="a model folder, run folder or .ckpt file"
@@ -190,7 +188,11 @@ def parse(argv: list[str], prog: str) -> Settings:
         metavar="N",
         help="CPU threads of torch (default: its own choice)",
     )
-    return Settings(**vars(parser.parse_args(argv)))
+    return parser
+
+
+def parse(argv: list[str], prog: str) -> Settings:
+    return Settings(**vars(build_parser(prog).parse_args(argv)))
 
 
 class _number:  # noqa: N801 - used like a function; its name shows in no message

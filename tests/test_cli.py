@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -138,6 +141,11 @@ def test_help_of_one_command_is_that_commands_own(played: dict[str, str]) -> Non
     assert done.stdout == "antiphon repeat ['--help']\n"
 
 
+def test_help_of_a_subcommand_is_that_subcommands(played: dict[str, str]) -> None:
+    done = run("help", "repeat", "deep", module="played", env=played)
+    assert done.stdout == "antiphon repeat ['deep', '--help']\n"
+
+
 def test_help_of_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["help", "sampel"]) == 2
     assert "did you mean sample?" in capsys.readouterr().err
@@ -194,6 +202,87 @@ def test_each_command_has_help_under_its_own_name(name: str) -> None:
     done = run(name, "--help")
     assert done.returncode == 0, done.stderr
     assert f"antiphon {name}" in done.stdout
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    module = importlib.import_module(cli.COMMANDS[name].target.partition(":")[0])
+    parser: argparse.ArgumentParser = module.build_parser(f"antiphon {name}")
+    return parser
+
+
+def with_subcommands(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parser and those below it."""
+    found = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                found += with_subcommands(below)
+    return found
+
+
+def calls(line: str) -> list[list[str]]:
+    """The arguments of each `antiphon` in a line of shell; all it can hold are pipes and files."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words = list(lexer)
+    found: list[list[str]] = []
+    current: list[str] = []
+    for word in [*words, "|"]:
+        if word in ("|", "&&", ";", ">", ">>", "<"):
+            if current[:1] == ["antiphon"]:
+                found.append(current[1:])
+            current = []
+        else:
+            current.append(word)
+    return found
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_each_command_teaches(name: str) -> None:
+    for parser in with_subcommands(parser_of(name)):
+        assert parser.description, parser.prog
+        _, _, epilog = (parser.epilog or "").partition("examples:\n")
+        assert f"  {parser.prog}" in epilog or "| antiphon" in epilog, f"{parser.prog} shows none"
+        for action in parser._actions:
+            listed = isinstance(action, argparse._SubParsersAction)
+            assert listed or action.help, f"{parser.prog} {action.option_strings or action.dest}"
+        assert max(map(len, (parser.epilog or "").splitlines())) <= 100
+
+
+# tests/training/test_command.py holds those of `train` to the trainer's own parser.
+@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"train"}))
+def test_every_example_is_understood(name: str) -> None:
+    whole = parser_of(name)
+    lines = [*cli.COMMANDS[name].examples]
+    lines = [f"antiphon {line}" for line in lines]
+    for parser in with_subcommands(whole):
+        _, _, epilog = (parser.epilog or "").partition("examples:\n")
+        lines += [line.strip() for line in epilog.partition("\n\n")[0].splitlines()]
+    tried = 0
+    for line in lines:
+        for command, *rest in calls(line):
+            if command == name:
+                tried += 1
+                whole.parse_args(rest)
+    assert tried > len(cli.COMMANDS[name].examples)
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"train"}))
+def test_a_misspelt_option_is_told_what_it_is_near_to(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = parser_of(name)
+    *_, below = with_subcommands(parser)
+    option = max(below._option_string_actions, key=len)
+    path = below.prog.split()[2:]
+    needed = [
+        (list(action.choices) if action.choices else ["x"])[0]
+        for action in below._actions
+        if not action.option_strings and action.nargs not in ("?", "*")
+    ]
+    with pytest.raises(SystemExit):
+        parser.parse_args([*path, *needed, f"{option}x"])
+    assert f"did you mean {option}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["sample", "serve", "generate", "demo"])

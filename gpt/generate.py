@@ -28,7 +28,7 @@ from gpt.sequence import Sequence
 from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
 
-__all__ = ["NOT_FINITE", "PREFILL_CHUNK", "Model", "Piece", "generate", "step"]
+__all__ = ["NOT_FINITE", "PREFILL_CHUNK", "Model", "Piece", "Texts", "generate", "step"]
 
 PREFILL_CHUNK = 512
 """Prompt tokens a step runs at most, here and in the server: bounds the memory of a long prompt."""
@@ -203,46 +203,97 @@ def generate(
             )
             for choice in range(first, min(first + MAX_BATCH, num_samples))
         ]
-        yield from _generate_batch(model, tokenizer, sequences, dtype, device, prefill_chunk)
+        n_pages = 1 + sum(pages_for(s.max_cached, PAGE_SIZE) for s in sequences)
+        texts = Texts(
+            model, tokenizer, n_pages, dtype=dtype, device=device, prefill_chunk=prefill_chunk
+        )
+        for sequence in sequences:
+            added = texts.add(sequence)
+            assert added, "the pool was made to hold every sequence whole"
+        while len(texts):
+            for _, piece in texts.step():
+                if piece is None:
+                    raise not_finite()
+                yield piece
 
 
-def _generate_batch(
-    model: Model,
-    tokenizer: Tokenizer,
-    sequences: list[Sequence],
-    dtype: torch.dtype,
-    device: torch.device | str,
-    prefill_chunk: int,
-) -> Iterator[Piece]:
-    needs = [pages_for(sequence.max_cached, PAGE_SIZE) for sequence in sequences]
-    allocator = PageAllocator(1 + max(1, sum(needs)), PAGE_SIZE)
-    cache = KVCache(model.config, allocator.n_pages, PAGE_SIZE, dtype=dtype, device=device)
-    for sequence, need in zip(sequences, needs, strict=True):
+def not_finite() -> CheckpointError:
+    """What to say when the model has no opinion."""
+    return CheckpointError(
+        "the model's logits are not finite numbers: the checkpoint is damaged or its training "
+        "diverged; use an earlier one"
+    )
+
+
+class Texts:
+    """Texts that are made side by side; one may join whenever another is over.
+
+    A text gets the pages of its whole length when it joins, so it never has to give way.
+
+    Args:
+        n_pages: size of the KV cache in pages, the null page included.
+        dtype, device: of the KV cache; the model's own.
+        prefill_chunk: prompt tokens in one step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        n_pages: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._allocator = PageAllocator(max(2, n_pages), PAGE_SIZE)
+        self._cache = KVCache(
+            model.config, self._allocator.n_pages, PAGE_SIZE, dtype=dtype, device=device
+        )
+        self._prefill_chunk = prefill_chunk
+        self._live: dict[Sequence, TextStream] = {}
+
+    def __len__(self) -> int:
+        """Texts that are not over."""
+        return len(self._live)
+
+    def add(self, sequence: Sequence) -> bool:
+        """Let a new sequence join; False, and nothing done, if its pages are not free."""
         # All at once, so that a lone sequence's pages lie side by side and are read without a copy.
-        pages = allocator.allocate(need)
-        assert pages is not None, "the pool was made to hold every sequence whole"
+        pages = self._allocator.allocate(pages_for(sequence.max_cached, PAGE_SIZE))
+        if pages is None:
+            return False
         sequence.pages = pages
-    streams = {id(s): TextStream(tokenizer, s.params.stop) for s in sequences}
-    live = sequences
-    while live:
-        work = _share(live, prefill_chunk)
-        for (sequence, _), made in zip(
-            work, step(model, cache, work, n_vocab=tokenizer.n_vocab), strict=True
-        ):
+        self._live[sequence] = TextStream(self._tokenizer, sequence.params.stop)
+        return True
+
+    def step(self) -> list[tuple[Sequence, Piece | None]]:
+        """One step over the texts: a piece for each that got a token.
+
+        None in place of a piece says that the text's logits are not finite; it is over, as is one
+        whose piece has a reason to finish.
+        """
+        work = _share(list(self._live), self._prefill_chunk)
+        results = step(self._model, self._cache, work, n_vocab=self._tokenizer.n_vocab)
+        pieces: list[tuple[Sequence, Piece | None]] = []
+        for (sequence, _), made in zip(work, results, strict=True):
             if made is None:
                 continue
-            if made.token == NOT_FINITE:
-                raise CheckpointError(
-                    "the model's logits are not finite numbers: the checkpoint is damaged or its "
-                    "training diverged; use an earlier one"
-                )
-            stream = streams[id(sequence)]
-            text = stream.push(made.token, last=sequence.full)
-            yield Piece(
-                sequence.choice, made.token, text, stream.finish_reason, stream.matched_stop,
-                made.logprob, made.top,
-            )  # fmt: skip
-        live = [s for s in live if streams[id(s)].finish_reason is None]
+            piece = None
+            if made.token != NOT_FINITE:
+                stream = self._live[sequence]
+                text = stream.push(made.token, last=sequence.full)
+                piece = Piece(
+                    sequence.choice, made.token, text, stream.finish_reason, stream.matched_stop,
+                    made.logprob, made.top,
+                )  # fmt: skip
+            pieces.append((sequence, piece))
+            if piece is None or piece.finish_reason is not None:
+                del self._live[sequence]
+                self._allocator.release(sequence.pages)
+        return pieces
 
 
 def _share(live: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

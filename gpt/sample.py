@@ -1,70 +1,49 @@
-"""The `antiphon sample` command: text from a model on this machine, printed as it is made."""
+"""The `antiphon sample` command: text from a model on this machine.
+
+Three ways to use it: one prompt, printed as its text is made or as JSON (here); many prompts from a
+file (`gpt.batch`); and one after another at a terminal (`gpt.interactive`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpt.params import SamplingParams, random_seed
+from gpt.arguments import CommandParser, examples
+from gpt.settings import add_sampling_arguments, sampling_params
+from gpt.stream import FinishReason
+from gpt.terminal import dim, printable, shows_colour
+from gpt.transcript import Transcript, table
 
 if TYPE_CHECKING:
+    import torch
+
+    from gpt.checkpoint import LoadedModel
     from gpt.generate import Piece
+
+__all__ = ["add_sampling_arguments", "build_parser", "main", "read_prompt", "sampling_params"]
 
 MAX_SAMPLES = 100_000
 MAX_THREADS = 1024
+MAX_BATCH_SIZE = 4096
 
-EXAMPLES = """\
-examples:
-  antiphon sample runs/shakespeare-tiny/model --prompt "ROMEO:"
-  antiphon sample runs/shakespeare-tiny/model --temperature 0.8 --top-k 50 --seed 1
-  antiphon sample runs/shakespeare-tiny/checkpoints/last.ckpt --num-samples 3 --max-tokens 100
-  echo "Once more" | antiphon sample runs/shakespeare-tiny/model --prompt -
+EXAMPLES = examples(
+    'antiphon sample runs/shakespeare-tiny/model --prompt "ROMEO:"',
+    "antiphon sample runs/shakespeare-tiny/model --temperature 0.8 --min-p 0.05 --seed 1",
+    "antiphon sample runs/shakespeare-tiny/checkpoints/last.ckpt --num-samples 3 --max-tokens 100",
+    'echo "Once more" | antiphon sample runs/shakespeare-tiny/model --prompt - --json',
+    "antiphon sample runs/shakespeare-tiny/model --interactive",
+    "antiphon sample runs/shakespeare-tiny/model --input prompts.jsonl --output texts.jsonl",
+)
+
+INPUT_HELP = """\
+A line of a JSONL input is an object with "prompt" (text) or "token_ids", and perhaps sampling
+settings of its own ("temperature": 0.5, "max_tokens": 20, ...). Other keys, such as "id", come
+back with the result. A run that was cut off goes on when the same command is given again.
 """
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `SamplingParams`, for every command that makes text."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help="most tokens to make (default: fill the context)",
-    )
-    group.add_argument(
-        "--temperature", type=float, default=1.0, metavar="X",
-        help="below 1 is bolder about what is likely, above 1 more random, 0 always takes the most "
-        "likely token (default: 1)",
-    )  # fmt: skip
-    group.add_argument(
-        "--top-k", type=int, default=0, metavar="N",
-        help="choose among the N most likely tokens only (default: 0, all)",
-    )  # fmt: skip
-    group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="X",
-        help="choose among the most likely tokens that together have probability X (default: 1)",
-    )  # fmt: skip
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT",
-        help="end the text before TEXT; may be given several times",
-    )  # fmt: skip
-    group.add_argument(
-        "--seed", type=int, metavar="N", help="the same seed makes the same text (default: random)"
-    )
-
-
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """Raises SamplingError that lists every value out of range."""
-    return SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        max_tokens=args.max_tokens,
-        stop=tuple(args.stop),
-        seed=random_seed() if args.seed is None else args.seed,
-    )
 
 
 def read_prompt(given: str | None) -> str:
@@ -72,12 +51,12 @@ def read_prompt(given: str | None) -> str:
     return sys.stdin.read() if given == "-" else given or ""
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(prog: str) -> CommandParser:
+    parser = CommandParser(
         prog=prog,
-        description="Continue a prompt with a trained model, printing the text as it is made.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Continue a prompt with a trained model, printing the text as it is made. On a "
+        "terminal and without\na prompt it asks for one after another.",
+        epilog=INPUT_HELP + "\n" + EXAMPLES,
     )
     parser.add_argument("model", metavar="MODEL", help="a model folder, run folder or .ckpt file")
     parser.add_argument(
@@ -87,7 +66,37 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--num-samples", type=int, default=1, metavar="N", help="texts to make (default: 1)"
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print each text as a line of JSON: prompt, text, token_ids, finish_reason, seed, ...",
+    )
+    parser.add_argument(
+        "-i", "--interactive", action="store_true",
+        help="ask for prompts (default on a terminal if there is no prompt and no input)",
+    )  # fmt: skip
     add_sampling_arguments(parser)
+    group = parser.add_argument_group("many prompts")
+    group.add_argument(
+        "--input", metavar="FILE",
+        help="prompts: .jsonl, or any other file with a prompt on each line; - is standard input",
+    )  # fmt: skip
+    group.add_argument(
+        "--input-format", choices=["jsonl", "txt"],
+        help="what the input is (default: by the file's name; standard input is jsonl)",
+    )  # fmt: skip
+    group.add_argument(
+        "--output", metavar="FILE",
+        help="add the results to this JSONL file, and go on where an earlier run was cut off "
+        "(default: print them)",
+    )  # fmt: skip
+    group.add_argument(
+        "--overwrite", action="store_true", help="begin the output again, whatever is in it"
+    )
+    group.add_argument(
+        "--batch-size", type=int, default=32, metavar="N",
+        help="texts made side by side (default: 32)",
+    )  # fmt: skip
     group = parser.add_argument_group("machine")
     group.add_argument(
         "--device", default="cpu", help="where to run: cpu, cuda, mps (default: cpu)"
@@ -102,19 +111,63 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str], prog: str = "antiphon sample") -> int:
-    parser = build_parser(prog)
-    args = parser.parse_args(argv)
+def check(parser: CommandParser, args: argparse.Namespace) -> None:
+    """Exit with status 2 if the flags do not fit together."""
     for flag, value, most in [
         ("--num-samples", args.num_samples, MAX_SAMPLES),
+        ("--batch-size", args.batch_size, MAX_BATCH_SIZE),
         ("--threads", args.threads, MAX_THREADS),
     ]:
         if value is not None and not 1 <= value <= most:
             parser.error(f"{flag} is {value}, but must be 1 to {most}")
-    params = sampling_params(args)
-    prompt = read_prompt(args.prompt)
+    ways = {"--prompt": args.prompt is not None, "--input": args.input is not None}
+    ways["--interactive"] = args.interactive
+    given = [flag for flag, on in ways.items() if on]
+    if len(given) > 1:
+        parser.error(f"{given[0]} and {given[1]} exclude each other; leave one of them out")
+    if args.interactive and args.json:
+        parser.error("--interactive prints no JSON; leave --json out")
+    if args.output is None and args.overwrite:
+        parser.error("--overwrite says what to do with --output FILE, which is missing")
+    if args.input is None:
+        for flag, value in [("--output", args.output), ("--input-format", args.input_format)]:
+            if value is not None:
+                parser.error(f"{flag} needs the prompts in a file: --input FILE")
 
-    import torch  # after the arguments are known to be good: this takes seconds
+
+def wants_interaction(args: argparse.Namespace) -> bool:
+    if args.interactive:
+        return True
+    asked = args.prompt is not None or args.input is not None or args.json
+    return not asked and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def main(argv: list[str], prog: str = "antiphon sample") -> int:
+    """Returns the exit status: 1 if a prompt of a file could not be continued.
+
+    Raises:
+        UserError: settings out of range, a prompt or a model that cannot be used.
+    """
+    parser = build_parser(prog)
+    args = parser.parse_args(argv)
+    check(parser, args)
+    params = sampling_params(args)
+    if args.input is not None:
+        from gpt.batch import run_file
+
+        return run_file(args, params, lambda: open_model(args))
+    if wants_interaction(args):
+        from gpt.interactive import Session, run
+
+        # Without --seed every text gets a new one, so the one drawn here is not kept.
+        loaded, dtype, device = open_model(args)
+        return run(Session(loaded, params, args.seed, args.num_samples, dtype, device))
+    return print_samples(args, params, read_prompt(args.prompt))
+
+
+def open_model(args: argparse.Namespace) -> tuple[LoadedModel, torch.dtype, torch.device]:
+    """Only after the arguments are known to be good: importing torch takes seconds."""
+    import torch
 
     from gpt.checkpoint import load_model
     from gpt.device import check_device
@@ -123,21 +176,42 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
-    loaded = load_model(args.model, device=device, dtype=dtype)
+    return load_model(args.model, device=device, dtype=dtype), dtype, device
 
-    from gpt.generate import generate
 
+def print_samples(args: argparse.Namespace, params: Any, prompt: str) -> int:
+    loaded, dtype, device = open_model(args)
+
+    from gpt.generate import encode_prompt, generate
+
+    ids = encode_prompt(prompt, loaded.tokenizer)
     pieces = generate(
         loaded.model,
         loaded.tokenizer,
-        prompt,
+        ids,
         params,
         num_samples=args.num_samples,
         dtype=dtype,
         device=device,
     )
-    made = show(pieces, args.num_samples, prompt, _write)
-    if params.max_tokens is not None and made.get("length", params.max_tokens) < params.max_tokens:
+    samples = [
+        Transcript(prompt, params, max(1, len(ids)), choice) for choice in range(args.num_samples)
+    ]
+    if args.json:
+        for sample in in_order(pieces, samples):
+            _write(as_json(sample.record(loaded.tokenizer)) + "\n")
+    else:
+        colour = shows_colour(sys.stdout)
+
+        def after(sample: Transcript) -> str:
+            if params.logprobs is None:
+                return ""
+            return table(sample.made, loaded.tokenizer, colour=colour)
+
+        clean = printable if sys.stdout.isatty() else str
+        show(pieces, samples, _write, after=after, colour=colour, clean=clean)
+    full = [len(s.made) for s in samples if s.finish_reason is FinishReason.LENGTH]
+    if params.max_tokens is not None and min(full, default=params.max_tokens) < params.max_tokens:
         print(
             f"note: the context of {loaded.model.config.block_size} tokens was full before "
             f"--max-tokens {params.max_tokens} was reached",
@@ -146,45 +220,59 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
     return 0
 
 
+def in_order(pieces: Iterable[Piece], samples: list[Transcript]) -> Iterable[Transcript]:
+    """Fill the samples; each comes out when it and all before it are over."""
+    ready = 0
+    for piece in pieces:
+        samples[piece.choice].add(piece)
+        while ready < len(samples) and samples[ready].finish_reason is not None:
+            yield samples[ready]
+            ready += 1
+
+
 def show(
-    pieces: Iterable[Piece], count: int, prompt: str, write: Callable[[str], None]
-) -> dict[str, int]:
+    pieces: Iterable[Piece],
+    samples: list[Transcript],
+    write: Callable[[str], None],
+    *,
+    after: Callable[[Transcript], str] = lambda sample: "",
+    colour: bool = False,
+    clean: Callable[[str], str] = str,
+) -> None:
     """Print samples one after another, although they are made side by side: the first that is not
     finished streams, the others wait their turn.
 
-    Returns:
-        For each reason to finish that occurred, the fewest tokens a sample had then.
+    Args:
+        after: what to print below a sample that is over.
+        clean: applied to prompt and text; for a terminal, `gpt.terminal.printable`.
     """
-    texts = [""] * count
-    tokens = [0] * count
-    finished: set[int] = set()
-    shortest: dict[str, int] = {}
     shown = -1
 
     def headline(index: int) -> None:
-        if count > 1:
-            write(f"--- {index + 1} of {count} ---\n")
-        write(prompt)
+        if len(samples) > 1:
+            write(dim(f"--- {index + 1} of {len(samples)} ---", colour) + "\n")
+        prompt = samples[index].prompt
+        write(dim(clean(prompt), colour) if isinstance(prompt, str) else "")
 
     for piece in pieces:
         if shown < 0:  # not before the first piece: a prompt that is refused should print nothing
             shown = 0
             headline(0)
+        samples[piece.choice].add(piece)
         if piece.choice == shown:
-            write(piece.text)
-        texts[piece.choice] += piece.text
-        tokens[piece.choice] += 1
-        if piece.finish_reason is not None:
-            finished.add(piece.choice)
-            reason, n = piece.finish_reason.value, tokens[piece.choice]
-            shortest[reason] = min(n, shortest.get(reason, n))
-        while shown in finished:
-            write("\n")
+            write(clean(piece.text))
+        while shown < len(samples) and samples[shown].finish_reason is not None:
+            write("\n" + after(samples[shown]))
             shown += 1
-            if shown < count:
+            if shown < len(samples):
                 headline(shown)
-                write(texts[shown])
-    return shortest
+                write(clean(samples[shown].text))
+
+
+def as_json(record: dict[str, Any]) -> str:
+    """One line. Other alphabets stay readable where the terminal or file can hold them."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    return json.dumps(record, ensure_ascii=encoding.lower().replace("-", "") != "utf8")
 
 
 def _write(text: str) -> None:

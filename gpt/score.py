@@ -7,8 +7,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from gpt.cache import PAGE_SIZE, KVCache
-from gpt.errors import CheckpointError
-from gpt.generate import PREFILL_CHUNK, Model, encode_prompt, step
+from gpt.generate import PREFILL_CHUNK, Model, encode_prompt, not_finite, step
 from gpt.pages import pages_for
 from gpt.params import NOT_FINITE, Made, SamplingParams
 from gpt.sequence import Sequence
@@ -57,8 +56,5 @@ def score(
         work = [(sequence, min(sequence.pending, prefill_chunk))]
         (made,) = step(model, cache, work, n_vocab=tokenizer.n_vocab)
         if made is not None and made.token == NOT_FINITE:
-            raise CheckpointError(
-                "the model's logits are not finite numbers: the checkpoint is damaged or its "
-                "training diverged; use an earlier one"
-            )
+            raise not_finite()
     return sequence.scores

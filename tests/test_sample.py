@@ -9,8 +9,10 @@ import pytest
 
 from gpt.errors import SamplingError
 from gpt.generate import Piece
+from gpt.params import SamplingParams
 from gpt.sample import main, show
 from gpt.stream import FinishReason
+from gpt.transcript import Transcript
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
@@ -89,7 +91,8 @@ def test_samples_that_finish_out_of_order_are_shown_in_order() -> None:
         piece(0, "a"), piece(1, "b2", last=True), piece(0, "z", last=True),
     ]  # fmt: skip
     written: list[str] = []
-    assert show(pieces, 3, "P", written.append) == {"length": 1}
+    samples = [Transcript("P", SamplingParams(), 1, choice) for choice in range(3)]
+    show(pieces, samples, written.append)
     assert "".join(written) == (
         "--- 1 of 3 ---\nPaz\n--- 2 of 3 ---\nPb1b2\n--- 3 of 3 ---\nP\n"
     )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gpt.errors import ServerError
 
@@ -14,10 +15,6 @@ T = TypeVar("T")
 
 class LaneFullError(ServerError):
     """As much work waits for the lane as may."""
-
-
-class _UnwantedError(Exception):
-    """The caller has gone; nobody sees this."""
 
 
 class Lane:
@@ -52,25 +49,29 @@ class Lane:
                 f"{self.held} requests of this kind are running or waiting, as many as may; "
                 "try again later"
             )
-        wanted = True
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
 
-        def work() -> T:
-            if not wanted:
-                raise _UnwantedError
-            return function(*arguments)
+        def settle(result: T | None, error: BaseException | None) -> None:
+            self.held -= 1
+            if answer.cancelled():
+                return
+            if error is None:
+                answer.set_result(cast(T, result))
+            else:
+                answer.set_exception(error)
+                answer.exception()  # if the caller goes in this very moment, nobody looks at it
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                if not answer.cancelled():
+                    result = function(*arguments)
+            except BaseException as raised:  # noqa: BLE001 - raised again where it is awaited
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                loop.call_soon_threadsafe(settle, result, error)
 
         self.held += 1
-        future = asyncio.wrap_future(self._executor.submit(work))
-        try:
-            return await asyncio.shield(future)
-        finally:
-            if future.done():
-                self.held -= 1
-            else:
-                wanted = False
-                future.add_done_callback(self._let_go)
-
-    def _let_go(self, future: asyncio.Future[Any]) -> None:
-        self.held -= 1
-        if not future.cancelled():
-            future.exception()  # nobody else will look at it
+        self._executor.submit(work)
+        return await answer

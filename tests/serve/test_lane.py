@@ -56,3 +56,16 @@ def test_callers_who_give_up_make_no_room_until_the_thread_has_let_go() -> None:
 
     asyncio.run(body())
     assert ran == ["wanted"]
+
+
+def test_work_that_outlives_the_loop_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    gate, lane = threading.Event(), Lane("test")
+
+    async def body() -> None:
+        asyncio.ensure_future(lane.run(gate.wait, 20))  # noqa: RUF006 - cancelled with the loop
+        await asyncio.sleep(0)
+
+    asyncio.run(body())
+    gate.set()
+    lane._executor.shutdown(wait=True)
+    assert not caplog.records

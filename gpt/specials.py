@@ -7,7 +7,7 @@ user types must not steer the model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import regex
 
@@ -87,7 +87,7 @@ class SpecialFinder:
             held = yield from self._take(held, len(held) - self._longest + 1)
         yield from self._take(held, len(held))
 
-    def _take(self, text: str, stop: int) -> Iterator[tuple[bool, str]]:
+    def _take(self, text: str, stop: int) -> Generator[tuple[bool, str], None, str]:
         """Parts of `text` up to `stop`, or to the end of a name that begins before it; returns
         what is left."""
         start = 0

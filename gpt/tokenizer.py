@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 import json
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -422,19 +423,16 @@ def _fingerprint(
     else:
         # No pattern: it would lose text. So this is the digest of no plain vocabulary.
         parts = [b"special tokens", *parts, end_of_text.encode()]
-        for token, name in sorted((token, name) for name, token in special.items()):
-            parts += [token.to_bytes(8, "little"), name.encode()]
+        numbered = [(token, name.encode()) for name, token in special.items()]
+        parts += [_NUMBER(token) + name for token, name in sorted(numbered)]
         parts.append(b"")
-        for rank, token_bytes in enumerate(tokens):
-            if token_bytes:
-                parts += [rank.to_bytes(8, "little"), token_bytes]
+        parts += [_NUMBER(rank) + token for rank, token in enumerate(tokens) if token]
     # Lengths go first, so that no two vocabularies spell the same bytes.
-    spelled = b"".join(piece for part in parts for piece in (_length(part), part))
-    return hashlib.sha256(spelled).hexdigest()
+    return hashlib.sha256(b"".join([_NUMBER(len(part)) + part for part in parts])).hexdigest()
 
 
-def _length(part: bytes) -> bytes:
-    return len(part).to_bytes(8, "little")
+_NUMBER = struct.Struct("<Q").pack
+"""A number as eight bytes."""
 
 
 def _unless_panic(error: BaseException, message: str) -> BaseException:

@@ -1,6 +1,6 @@
 """prepare(): a corpus becomes a folder of token shards, once.
 
-The text is streamed: one pass counts, one learns the BPE if there is one to learn, one writes ids.
+The text is streamed, however much there is (`gpt.data.passes` states the memory it takes).
 Everything goes into a temporary sibling of the final folder, which is renamed when all of it is on
 disk: the folder is there whole or not at all.
 """
@@ -13,27 +13,24 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, get_args
 
-from tqdm import tqdm
-
-from gpt.data.corpora import Corpus, Document, find_corpus
-from gpt.data.shards import FORMAT, SPLITS, PreparedData, ShardWriter, dtype_for
-from gpt.data.sources import Source, SourceLike
-from gpt.errors import ConfigError, DataError, InexpressibleTextError, TokenizerError
-from gpt.files import sync_folder, write_atomically
-from gpt.splitting import GPT4_PATTERN, Splitter
-from gpt.tokenizer import FILE_NAME, MIN_BPE_VOCAB, Tokenizer
-
-KINDS = ("bpe", "bytes", "chars")
-WHOLE_DOCUMENTS = 20
-"""From this many documents on, whole ones are held out; below it each is cut."""
+from gpt.data.decoding import Newlines, OnError
+from gpt.data.passes import Job, Vocabulary, all_cores
+from gpt.data.shards import FORMAT, PreparedData
+from gpt.data.sources import Source, SourceLike, as_sources, find_corpora, joint_name
+from gpt.errors import ConfigError, DataError, TokenizerError
+from gpt.files import sync_folder
+from gpt.splitting import Splitter, split_pattern
+from gpt.tokenizer import MIN_BPE_VOCAB, Tokenizer, check_special_tokens
 
 SHARD_TOKENS = 1 << 26
+
+MAX_BPE_VOCAB = 1_000_000
+"""Five times the largest vocabulary in use (o200k)."""
 
 
 def prepare(
@@ -45,76 +42,93 @@ def prepare(
     special_tokens: Sequence[str] = (),
     root: str | Path = "data",
     val_fraction: float = 0.1,
-    newlines: str = "keep",
-    on_error: str = "stop",
+    newlines: Newlines = "keep",
+    on_error: OnError = "stop",
     workers: int | None = None,
     progress: bool = True,
     shard_tokens: int = SHARD_TOKENS,
 ) -> PreparedData:
     """The corpus as token shards, made now or found ready.
 
-    The split is a function of the corpus alone. With at least 20 documents whole ones are held out,
-    evenly spread; otherwise the first `int(characters * (1 - val_fraction))` characters of each
-    document train and the rest validates, which for a single document is the classic split of tiny
-    Shakespeare.
+    Each source is split by itself, as a function of its text alone. With at least 20 documents
+    whole ones are held out, evenly spread; otherwise the first `int(characters * (1 -
+    val_fraction))` characters of each document train and the rest validates, which for a single
+    document is the classic split of tiny Shakespeare. A `.txt` or `.md` file is a document, and so
+    is a row of a file that has rows.
 
     A second call with the same sources and settings opens the folder that is there, and one with a
     part missing or of the wrong size is made again. Several processes may call at once: one works,
     the others wait.
 
     Args:
-        source: what `gpt.data.corpora.find_corpus` takes.
+        source: one or more of what `gpt.data.sources.Source` describes; their text lies in the
+            shards in this order.
         tokenizer: `bpe` (learned from the training split only), `bytes`, `chars` (every character
-            of the corpus), or a ready Tokenizer.
+            of the corpus), what else `gpt.encodings.named_tokenizer` knows (`gpt2`, `cl100k_base`,
+            `o200k_base`, or the path of a tokenizer), or a ready Tokenizer.
         vocab_size: for `bpe`: ids wanted, end-of-text included.
+        pattern: for `bpe`: how text is split before merging, `gpt2`, `gpt4`, `o200k` or a regular
+            expression.
+        special_tokens: names that become one token each where they stand in the text. Without
+            them all text is ordinary; end-of-text always is.
         root: folder in which the prepared folder is made.
         val_fraction: share held out, between 0 and 1.
-        progress: show a progress bar on stderr.
+        newlines: `keep` line ends as they are, or turn CRLF and CR into `lf`.
+        on_error: what to do about bytes that are not UTF-8: `stop` with an error that says where,
+            `skip` them, or `replace` them with U+FFFD. Rows that cannot be read at all (not JSON,
+            no text) are left out by both. What was left out is counted in `meta.json`.
+        workers: most processes that tokenize; None: one per core. Does not change the data.
+        progress: say on stderr how far it is: a bar on a terminal, otherwise a line now and then.
         shard_tokens: most ids in a shard. Does not change the data.
 
     Raises:
         DataError: no text, text that cannot be read, or a folder that cannot be written.
-        TokenizerError: a vocabulary that is too small, or that cannot express the corpus.
+        TokenizerError: a tokenizer that cannot be had, or that cannot express the corpus.
         ConfigError: a setting out of range.
     """
     if not 0 < val_fraction < 1:
         raise ConfigError(f"val_fraction is {val_fraction}, but must be above 0 and below 1")
-    if shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {shard_tokens}, but must be at least 1")
-    if (pattern, tuple(special_tokens), newlines, on_error) != ("gpt4", (), "keep", "stop"):
-        raise ConfigError("pattern, special_tokens, newlines and on_error have one value so far")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers is {workers}, but must be at least 1")
-    listed = [source] if isinstance(source, (str, os.PathLike, Source)) else source
-    source = [one.source if isinstance(one, Source) else os.fspath(one) for one in listed]
-    settings = _tokenizer_settings(tokenizer, vocab_size)
-    corpus = find_corpus(source)
+    for name, value in (("shard_tokens", shard_tokens), ("workers", workers)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}, but must be at least 1")
+    for name, word, allowed in (("newlines", newlines, Newlines), ("on_error", on_error, OnError)):
+        if word not in get_args(allowed):
+            raise ConfigError(f"{name} is {word!r}, but must be {' or '.join(get_args(allowed))}")
+    vocabulary = _vocabulary(tokenizer, vocab_size, pattern, special_tokens)
+    sources = as_sources(source)
+    corpora = find_corpora(sources)
     identity = {
         "format": FORMAT,
-        "sources": list(corpus.identities),
-        "tokenizer": settings,
+        "sources": [corpus.identity for corpus in corpora],
+        "tokenizer": _identity(vocabulary),
         "val_fraction": val_fraction,
+        "newlines": newlines,
+        "on_error": on_error,
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = Path(root).expanduser() / f"{corpus.name}-{key[:12]}"
+    folder = Path(root).expanduser() / f"{joint_name(corpora)}-{key[:12]}"
     with contextlib.suppress(DataError):
-        return PreparedData.open(folder)
-    job = _Job(corpus, tokenizer, settings, val_fraction, shard_tokens, progress)
+        return _open(folder, sources)
+    job = Job(
+        corpora, vocabulary, val_fraction, newlines, on_error,
+        workers or all_cores(), shard_tokens, progress,
+    )  # fmt: skip
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_name(f".{folder.name}.lock")):
             with contextlib.suppress(DataError):
-                return PreparedData.open(folder)  # another process made it while we waited
+                return _open(folder, sources)  # another process made it while we waited
             # Whoever holds the lock is alone: what lies here is left from a run that was killed.
             temporary = folder.with_name(f".{folder.name}.tmp")
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             try:
                 job.run(temporary, {**identity, "fingerprint": key})
-                if find_corpus(source) != corpus:
-                    raise DataError(
-                        f"{corpus.looked_at} changed while it was being read; prepare it again"
-                    )
+                for before, now in zip(corpora, find_corpora(sources), strict=True):
+                    if now.identity != before.identity:
+                        raise DataError(
+                            f"{now.source.source} changed while it was being read; prepare it again"
+                        )
                 if folder.exists():  # damaged, or it would have been opened above
                     shutil.rmtree(folder)
                 os.replace(temporary, folder)
@@ -127,209 +141,65 @@ def prepare(
             f"cannot write prepared data to {folder}: {error.strerror or error}; free some space, "
             "or choose a folder that can be written"
         ) from None
-    return PreparedData.open(folder)
+    return _open(folder, sources)
 
 
-MAX_BPE_VOCAB = 1_000_000
-"""Five times the largest vocabulary in use (o200k)."""
+def _open(folder: Path, sources: Sequence[Source]) -> PreparedData:
+    """The folder, with names and weights as given now: they are not part of its identity."""
+    data = PreparedData.open(folder)
+    spans = [
+        replace(span, name=source.source, weight=source.weight)
+        for span, source in zip(data.sources, sources, strict=True)
+    ]
+    return replace(data, sources=spans)
 
 
-def _tokenizer_settings(tokenizer: str | Tokenizer, vocab_size: int) -> dict[str, Any]:
-    """What identifies the tokenizer before the text has been read."""
-    if isinstance(tokenizer, Tokenizer):
-        return {"kind": tokenizer.kind, "given": tokenizer.fingerprint}
-    if tokenizer not in KINDS:
-        raise TokenizerError(
-            f"the tokenizer {tokenizer!r} is unknown; there are {', '.join(KINDS)}"
-        )
-    if tokenizer != "bpe":
-        return {"kind": tokenizer}
-    if vocab_size < MIN_BPE_VOCAB:
-        raise TokenizerError(
-            f"vocab_size is {vocab_size}, but a bpe vocabulary needs at least {MIN_BPE_VOCAB} "
-            "(256 bytes and end-of-text); give more, or use the tokenizer chars"
-        )
-    if vocab_size > MAX_BPE_VOCAB:
-        raise TokenizerError(f"vocab_size is {vocab_size}, but may be at most {MAX_BPE_VOCAB}")
-    return {"kind": "bpe", "vocab_size": vocab_size, "pattern": GPT4_PATTERN}
-
-
-@dataclass(frozen=True)
-class Part:
-    """Characters `start` to `stop` of a document."""
-
-    document: Document
-    start: int
-    stop: int
-
-    def chunks(self) -> Iterator[str]:
-        at = 0
-        for chunk in self.document.chunks():
-            wanted = chunk[max(self.start - at, 0) : self.stop - at]
-            at += len(chunk)
-            if wanted:
-                yield wanted
-            if at >= self.stop:
-                return
-        raise DataError(f"{self.document.name} became shorter while it was being read; try again")
-
-
-@dataclass(frozen=True)
-class _Job:
-    corpus: Corpus
-    tokenizer: str | Tokenizer
-    settings: dict[str, Any]
-    val_fraction: float
-    shard_tokens: int
-    progress: bool
-
-    def run(self, folder: Path, identity: dict[str, Any]) -> None:
-        """Write all of the prepared data into an empty folder."""
-        documents = self.corpus.documents()
-        counts, size, alphabet = self._count(documents)
-        text = [(doc, n) for doc, n in zip(documents, counts, strict=True) if n]
-        if not text:
-            raise DataError(
-                f"no text found: {len(documents)} documents in {self.corpus.looked_at}, all empty"
+def _vocabulary(
+    tokenizer: str | Tokenizer, vocab_size: int, pattern: str, special_tokens: Sequence[str]
+) -> Vocabulary:
+    """The settings once they are checked, and the tokenizer if there is a ready one."""
+    check_special_tokens(special_tokens)
+    names = tuple(special_tokens)
+    if tokenizer == "bpe":
+        least = MIN_BPE_VOCAB + len(names)
+        if vocab_size < least:
+            raise TokenizerError(
+                f"vocab_size is {vocab_size}, but a bpe vocabulary needs at least {least} (256 "
+                "bytes, special tokens and end-of-text); give more, or use the tokenizer chars"
             )
-        parts = split_documents(text, self.val_fraction)
-        for split in SPLITS:
-            if not parts[split]:
-                raise DataError(
-                    f"{self.corpus.looked_at} has {sum(counts)} characters in all, too few to "
-                    "train on some and hold out others; give more text"
-                )
-        train_chars = sum(part.stop - part.start for part in parts["train"])
-        tokenizer = self._make_tokenizer(
-            parts["train"], alphabet, size * train_chars // sum(counts)
-        )
-        splits = {}
-        with self._bar("tokenizing", size) as bar:
-            for split in SPLITS:
-                splits[split] = self._write(folder, split, parts[split], tokenizer, bar)
-        tokenizer.save(folder / FILE_NAME)
-        meta = {
-            **identity,
-            "tokenizer": {
-                **self.settings,
-                "n_vocab": tokenizer.n_vocab,
-                "fingerprint": tokenizer.fingerprint,
-            },
-            "dtype": dtype_for(tokenizer.n_vocab),
-            "empty_documents": len(documents) - len(text),
-            "splits": splits,
+        if vocab_size > MAX_BPE_VOCAB:
+            raise TokenizerError(f"vocab_size is {vocab_size}, but may be at most {MAX_BPE_VOCAB}")
+        pattern = split_pattern(pattern)
+        Splitter(pattern)  # says what is wrong with it, before the text is read
+    elif tokenizer == "bytes":
+        tokenizer = Tokenizer.bytes(names)
+    elif tokenizer != "chars":
+        if isinstance(tokenizer, str):
+            from gpt.encodings import named_tokenizer
+
+            try:
+                tokenizer = named_tokenizer(tokenizer)
+            except TokenizerError as error:
+                raise TokenizerError(f"{error}; or bpe or chars, learned from the text") from None
+        tokenizer = tokenizer.with_special_tokens(names)
+    return Vocabulary(tokenizer, vocab_size, pattern, names)
+
+
+def _identity(vocabulary: Vocabulary) -> dict[str, Any]:
+    """What identifies the tokenizer before the text has been read."""
+    identity: dict[str, Any]
+    if isinstance(vocabulary.tokenizer, Tokenizer):
+        identity = {
+            "kind": vocabulary.tokenizer.kind,
+            "given": vocabulary.tokenizer.fingerprint,
         }
-        write_atomically(folder / "meta.json", json.dumps(meta, indent=2).encode())
-        sync_folder(folder)
-
-    def _count(self, documents: list[Document]) -> tuple[list[int], int, set[str]]:
-        """Characters in each document, bytes in all, and for `chars` the set of characters."""
-        counts = []
-        size = 0
-        alphabet: set[str] = set()
-        with self._bar("reading", sum(document.size for document in documents)) as bar:
-            for document in documents:
-                count = 0
-                for chunk in document.chunks():
-                    count += len(chunk)
-                    size += (read := utf8_length(chunk))
-                    if self.tokenizer == "chars":
-                        alphabet.update(chunk)
-                    bar.update(read)
-                counts.append(count)
-        return counts, size, alphabet
-
-    def _make_tokenizer(self, train: list[Part], alphabet: set[str], size: int) -> Tokenizer:
-        if isinstance(self.tokenizer, Tokenizer):
-            return self.tokenizer
-        if self.tokenizer == "bytes":
-            return Tokenizer.bytes()
-        if self.tokenizer == "chars":
-            return Tokenizer.chars(alphabet)
-        pattern = self.settings["pattern"]
-        with self._bar("learning bpe", size) as bar:
-
-            def texts() -> Iterator[str]:
-                for part in train:
-                    for segment in Splitter(pattern).segments(part.chunks()):
-                        bar.update(utf8_length(segment))
-                        yield segment
-
-            return Tokenizer.bpe(texts(), self.settings["vocab_size"], pattern)
-
-    def _write(
-        self, folder: Path, split: str, parts: list[Part], tokenizer: Tokenizer, bar: tqdm[NoReturn]
-    ) -> dict[str, Any]:
-        """Write the shards of one split; returns its entry in `meta.json`."""
-        writer = ShardWriter(folder, split, tokenizer.n_vocab, self.shard_tokens)
-        size = 0
-
-        def counted(chunks: Iterator[str]) -> Iterator[str]:
-            nonlocal size
-            for chunk in chunks:
-                size += (read := utf8_length(chunk))
-                bar.update(read)
-                yield chunk
-
-        with contextlib.closing(writer):
-            for part in parts:
-                try:
-                    for ids in tokenizer.encode_stream(counted(part.chunks())):
-                        writer.append(ids)
-                except InexpressibleTextError as error:
-                    where = InexpressibleTextError(
-                        error.char, part.start + error.offset, tokenizer.kind
-                    )
-                    raise TokenizerError(f"{part.document.name}: {where}") from None
-                writer.append([tokenizer.eot])
-        return {
-            "tokens": writer.tokens,
-            "bytes": size,
-            "chars": sum(part.stop - part.start for part in parts),
-            "documents": len(parts),
-            "max_id": writer.max_id,
-            "shards": writer.shards,
-        }
-
-    def _bar(self, what: str, size: int) -> tqdm[NoReturn]:
-        terminal = sys.stderr.isatty()
-        if self.progress and not terminal:  # a bar redraws itself, which litters a log
-            print(f"{what} {size / 1e6:,.1f} MB", file=sys.stderr, flush=True)
-        return tqdm(
-            total=size,
-            desc=what,
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=not (self.progress and terminal),
-        )
-
-
-def split_documents(text: list[tuple[Document, int]], val_fraction: float) -> dict[str, list[Part]]:
-    """Which characters of which documents train and which are held out.
-
-    Args:
-        text: the documents that are not empty, with their lengths in characters.
-        val_fraction: share held out.
-    """
-    parts: dict[str, list[Part]] = {split: [] for split in SPLITS}
-    if len(text) >= WHOLE_DOCUMENTS:
-        held_out = min(max(round(len(text) * val_fraction), 1), len(text) - 1)
-        # The middle of each of `held_out` equal stretches.
-        chosen = {(2 * i + 1) * len(text) // (2 * held_out) for i in range(held_out)}
-        for i, (document, count) in enumerate(text):
-            parts["val" if i in chosen else "train"].append(Part(document, 0, count))
-        return parts
-    for document, count in text:
-        cut = int(count * (1 - val_fraction))
-        for split, start, stop in (("train", 0, cut), ("val", cut, count)):
-            if start < stop:
-                parts[split].append(Part(document, start, stop))
-    return parts
-
-
-def utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
+    else:
+        identity = {"kind": vocabulary.tokenizer}
+        if vocabulary.tokenizer == "bpe":
+            identity |= {"vocab_size": vocabulary.vocab_size, "pattern": vocabulary.pattern}
+    if vocabulary.special_tokens:
+        identity["special_tokens"] = list(vocabulary.special_tokens)
+    return identity
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from gpt.errors import DataError, TokenizerError
 from gpt.tokenizer import FILE_NAME, Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 SPLITS = ("train", "val")
 
 
@@ -85,7 +86,8 @@ class SourceSpan:
 
     Attributes:
         name: the source, as it was given.
-        weight: its weight in the mix, as the caller of `prepare()` gave it.
+        weight: its weight in the mix, as the caller of `prepare()` gave it; it is not kept in the
+            folder, which serves any weights: opened without `prepare()` it is 1.
         train, val: the half-open range of ids in each split.
     """
 
@@ -160,12 +162,27 @@ class PreparedData:
             return cls(
                 folder, meta, tokenizer, arrays["train"], arrays["val"],
                 int(train["bytes"]), int(val["bytes"]), int(val["chars"]),
-                [SourceSpan("all", 1.0, (0, len(arrays["train"])), (0, len(arrays["val"])))],
+                _spans(meta["spans"], {split: len(arrays[split]) for split in SPLITS}),
             )  # fmt: skip
         except TokenizerError as error:
             raise DataError(f"{folder} is damaged: {error}; {again}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise DataError(f"{folder}/meta.json is damaged: a field is missing; {again}") from None
+
+
+def _spans(entries: list[dict[str, Any]], sizes: dict[str, int]) -> list[SourceSpan]:
+    """The spans of all sources, which lie one after the other in each split."""
+    spans = []
+    at = dict.fromkeys(SPLITS, 0)
+    for entry in entries:
+        ranges = {}
+        for split in SPLITS:
+            ranges[split] = (at[split], at[split] + int(entry[split]["tokens"]))
+            at[split] = ranges[split][1]
+        spans.append(SourceSpan(str(entry["source"]), 1.0, ranges["train"], ranges["val"]))
+    if at != sizes:
+        raise ValueError("the spans do not add up to the splits")
+    return spans
 
 
 def _open_split(folder: Path, shards: list[dict[str, Any]], dtype: str) -> TokenArray:
@@ -197,17 +214,17 @@ class ShardWriter:
         self._split = split
         self._n_vocab = n_vocab
         self._limit = limit
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     @property
     def tokens(self) -> int:
         return sum(shard["tokens"] for shard in self.shards)
 
-    def append(self, ids: Sequence[int]) -> None:
+    def append(self, ids: Sequence[int] | npt.NDArray[Any]) -> None:
         """Add ids. Raises DataError for one outside the vocabulary, OSError if the disk is full."""
-        if not ids:
+        if not len(ids):
             return
-        array = np.asarray(ids, np.int64)
+        array = np.asarray(ids)
         low, high = int(array.min()), int(array.max())
         if low < 0 or high >= self._n_vocab:
             raise DataError(
@@ -221,24 +238,26 @@ class ShardWriter:
             if file is None or self.shards[-1]["tokens"] == self._limit:
                 file = self._next()
             part = array[: self._limit - self.shards[-1]["tokens"]]
-            file.write(part.tobytes())
+            data = memoryview(part.tobytes())
+            while data:  # a disk that is nearly full takes a part
+                data = data[file.write(data) :]
             self.shards[-1]["tokens"] += len(part)
             array = array[len(part) :]
 
-    def _next(self) -> BinaryIO:
+    def _next(self) -> FileIO:
         self.close()
         name = f"{self._split}-{len(self.shards):05d}.bin"
-        self._file = open(self._folder / name, "wb")  # noqa: SIM115 (kept open for many appends)
+        # Unbuffered: what comes is large, and a full disk is noticed where it is written.
+        self._file = open(self._folder / name, "wb", buffering=0)  # noqa: SIM115 (kept open)
         self.shards.append({"file": name, "tokens": 0})
         return self._file
 
     def close(self) -> None:
         """Flush the last shard to disk."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+            with self._file as file:
+                self._file = None
+                os.fsync(file.fileno())
 
 
 def dtype_for(n_vocab: int) -> str:

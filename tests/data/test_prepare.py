@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt.data import prepare as module
+from gpt.data import passes
 from gpt.data.prepare import prepare
-from gpt.data.shards import PreparedData, TokenArray
+from gpt.data.shards import PreparedData, ShardWriter, TokenArray
 from gpt.errors import ConfigError, DataError, TokenizerError
 from gpt.tokenizer import Tokenizer
 
@@ -132,7 +132,7 @@ def test_ids_do_not_depend_on_how_the_file_is_read(
     (tmp_path / "t.txt").write_text(line)
     tokenizer = Tokenizer.bpe([line[:10_000]], 300)
     data = prepare(tmp_path / "t.txt", tokenizer=tokenizer, root=tmp_path / "a", progress=False)
-    monkeypatch.setattr("gpt.data.corpora._BLOCK", 100_003)
+    monkeypatch.setattr("gpt.data.decoding._BLOCK", 100_003)
     again = prepare(tmp_path / "t.txt", tokenizer=tokenizer, root=tmp_path / "b", progress=False)
     assert contents(data.folder) == contents(again.folder)
     cut = int(len(line) * 0.9)
@@ -175,14 +175,22 @@ def test_other_settings_or_text_make_another_folder(text: Path, tmp_path: Path) 
         name(vocab_size=301),
         name(tokenizer="bytes"),
         name(tokenizer="chars"),
-        name(tokenizer=Tokenizer.bytes()),
+        name(tokenizer=Tokenizer.bpe([ENGLISH], 270)),
         name(vocab_size=300, val_fraction=0.2),
+        name(vocab_size=300, pattern="gpt2"),
+        name(vocab_size=300, special_tokens=["<|x|>"]),
+        name(tokenizer="bytes", special_tokens=["<|x|>"]),
+        name(vocab_size=300, newlines="lf"),
+        name(vocab_size=300, on_error="skip"),
     ]
     os.utime(text, ns=(1, 1))
     names.append(name(vocab_size=300))
     assert len(set(names)) == len(names)
     assert all(one.startswith("text-") and len(one) == 17 for one in names)
     assert name(tokenizer="chars", vocab_size=300) == name(tokenizer="chars", vocab_size=9)
+    assert name(tokenizer="bytes") == name(tokenizer=Tokenizer.bytes())
+    assert name(tokenizer="bytes", workers=3) == name(tokenizer="bytes", shard_tokens=5)
+    assert name(vocab_size=300, pattern="gpt4") == name(vocab_size=300)
 
 
 def test_the_same_text_gives_the_same_bytes(text: Path, tmp_path: Path) -> None:
@@ -248,7 +256,7 @@ def test_a_run_that_fails_leaves_nothing(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.ShardWriter, "append", full)
+    monkeypatch.setattr(ShardWriter, "append", full)
     with pytest.raises(DataError, match=r"cannot write prepared data .*No space left.*free some"):
         prepare(text, root=tmp_path / "data", progress=False)
     assert list((tmp_path / "data").iterdir()) == []
@@ -263,13 +271,13 @@ def test_a_root_that_cannot_be_written_is_a_data_error(text: Path, tmp_path: Pat
 def test_text_that_changes_meanwhile_is_an_error(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = module._Job._write
+    write = passes.Job._write
 
-    def meddle(self: module._Job, *args: object) -> object:
+    def meddle(self: passes.Job, *args: object) -> object:
         os.utime(text, ns=(1, 1))
         return write(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module._Job, "_write", meddle)
+    monkeypatch.setattr(passes.Job, "_write", meddle)
     with pytest.raises(DataError, match="changed while it was being read"):
         prepare(text, root=tmp_path / "data", progress=False)
     assert list((tmp_path / "data").iterdir()) == []
@@ -305,7 +313,7 @@ def test_bad_text_is_a_data_error(tmp_path: Path, content: bytes, message: str) 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"tokenizer": "words"}, TokenizerError, "'words' is unknown; there are bpe, bytes, chars"),
+        ({"tokenizer": "words"}, TokenizerError, "'words' is neither .*; or bpe or chars"),
         ({"vocab_size": 256}, TokenizerError, "vocab_size is 256, .* at least 257"),
         ({"val_fraction": 0.0}, ConfigError, "val_fraction is 0.0"),
         ({"val_fraction": 1.0}, ConfigError, "val_fraction is 1.0"),
@@ -339,9 +347,9 @@ def test_meta_tells_where_the_data_comes_from(text: Path, tmp_path: Path) -> Non
     data = prepare(text, root=tmp_path, vocab_size=300, progress=False)
     assert PreparedData.open(data.folder).meta == data.meta
     meta = json.loads((data.folder / "meta.json").read_text())
-    [source] = meta["sources"]
     facts = text.stat()
-    assert source == {"path": str(text), "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+    file = {"path": str(text), "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+    assert meta["sources"] == [{"files": [file]}]
     assert meta["tokenizer"]["vocab_size"] == 300
     assert meta["tokenizer"]["fingerprint"] == data.tokenizer.fingerprint
     assert meta["fingerprint"][:12] == data.folder.name[-12:]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from gpt.data import corpora
-from gpt.data.corpora import decode_utf8, find_corpus
-from gpt.errors import DataError
+from gpt.data.decoding import Reading
+from gpt.data.sources import Corpus, Source, SourceLike, as_sources, find_corpora, joint_name
+from gpt.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -26,9 +23,17 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
+def find(source: object) -> list[Corpus]:
+    return find_corpora(source)  # type: ignore[arg-type]
+
+
 def names(source: object, tree: Path) -> list[str]:
-    documents = find_corpus(source).documents()  # type: ignore[arg-type]
-    return [os.path.relpath(document.name, tree) for document in documents]
+    pieces = [piece for corpus in find(source) for piece in corpus.pieces(Reading())]
+    return [os.path.relpath(piece.name, tree) for piece in pieces]
+
+
+def identities(source: SourceLike) -> object:
+    return [corpus.identity for corpus in find(source)]
 
 
 def test_a_folder_is_searched_in_the_order_of_its_paths(tree: Path) -> None:
@@ -55,22 +60,55 @@ def test_a_home_folder_is_expanded(tree: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_names_are_fit_for_a_folder(tree: Path) -> None:
-    assert find_corpus(tree / "b.txt").name == "b"
-    assert find_corpus(f"{tree}/sub/*").name == "sub"
-    assert find_corpus([tree, tree / "b.txt"]).name == "tree-and-1-more"
-    assert find_corpus("shakespeare").name == "shakespeare"
     (tree / "à la carte!.txt").touch()
-    assert find_corpus(tree / "à la carte!.txt").name == "à-la-carte"
+    (tree / "rows.jsonl.zst").touch()
+    for source, name in [
+        (tree / "b.txt", "b"),
+        (f"{tree}/sub/*", "sub"),
+        (tree / "à la carte!.txt", "à-la-carte"),
+        (tree / "rows.jsonl.zst", "rows"),
+        ("shakespeare", "shakespeare"),
+        ([tree, tree / "b.txt"], "tree-and-1-more"),
+    ]:
+        assert joint_name(find(source)) == name
 
 
 def test_the_identity_changes_with_the_file(tree: Path) -> None:
-    before = find_corpus(tree)
-    assert find_corpus(tree) == before
+    before = identities(tree)
+    assert identities(tree) == before
     (tree / "b.txt").write_text("longer than it was")
-    changed = find_corpus(tree)
+    changed = identities(tree)
     assert changed != before
     os.utime(tree / "b.txt", ns=(1, 1))
-    assert find_corpus(tree) not in (before, changed)
+    assert identities(tree) not in (before, changed)
+
+
+def test_the_identity_of_many_files_is_small_and_still_changes_with_each(tmp_path: Path) -> None:
+    for i in range(300):
+        (tmp_path / f"{i}.txt").write_text("a")
+    before = identities(tmp_path)
+    assert len(str(before)) < 4000
+    (tmp_path / "299.txt").write_text("ab")
+    assert identities(tmp_path) != before
+
+
+def test_the_field_is_part_of_what_rows_are_and_of_nothing_else(tree: Path) -> None:
+    (tree / "rows.jsonl").write_text('{"a": "x", "b": "y"}')
+    for path, same in [(tree / "rows.jsonl", False), (tree / "b.txt", True)]:
+        a, b = (identities(Source(str(path), field=field)) for field in "ab")
+        assert (a == b) == same
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_a_weight_is_a_number_from_0_up(weight: float) -> None:
+    with pytest.raises(ConfigError, match="the weight of x is"):
+        as_sources(Source("x", weight=weight))
+
+
+def test_one_weight_at_least_is_above_0() -> None:
+    assert len(as_sources([Source("x", weight=0), "y"])) == 2
+    with pytest.raises(ConfigError, match="all sources have weight 0"):
+        as_sources([Source("x", weight=0), Source("y", weight=0)])
 
 
 @pytest.mark.parametrize(
@@ -81,10 +119,10 @@ def test_the_identity_changes_with_the_file(tree: Path) -> None:
             r"did you mean shakespeare\? \(the named corpora are shakespeare, sotu, tiny",
         ),
         ("/no/such/file.txt", r"'/no/such/file.txt' is neither a file.*shakespeare"),
-        ("{tree}/other.json", r"other.json is not a .txt or .md file"),
-        ("{tree}/*.json", r"no text found: there is no .txt or .md file in .*/\*.json"),
+        ("{tree}/other.json", r"other.json is of no kind that can be read \(.txt, .md, .jsonl"),
+        ("{tree}/*.json", r"no text found: there is no file that can be read .*/\*.json"),
         ("{tree}/empty", r"no text found: .*empty"),
-        ([], r"no text found: .*\(nothing\)"),
+        ([], r"no text found: there is no source in the list"),
     ],
 )
 def test_what_is_not_there_is_a_data_error(tree: Path, source: object, message: str) -> None:
@@ -92,68 +130,21 @@ def test_what_is_not_there_is_a_data_error(tree: Path, source: object, message: 
     if isinstance(source, str):
         source = source.format(tree=tree)
     with pytest.raises(DataError, match=message) as caught:
-        find_corpus(source)  # type: ignore[arg-type]
+        find(source)
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_vanished_is_a_data_error(tree: Path) -> None:
-    documents = find_corpus(tree).documents()
+    [corpus] = find(tree)
     (tree / "a.md").unlink()
     with pytest.raises(DataError, match=r"cannot read .*a.md: No such file"):
-        list(documents[0].chunks())
+        list(corpus.pieces(Reading()))
     (tree / "dangling.txt").symlink_to(tree / "nowhere")
     with pytest.raises(DataError, match=r"cannot read .*dangling.txt"):
-        find_corpus(tree)
-
-
-# Decoding
-
-
-@settings(deadline=None)
-@given(
-    text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60),
-    block=st.integers(1, 9),
-)
-def test_text_comes_back_whatever_the_block_size(text: str, block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpora, "_BLOCK", block)
-        assert "".join(decode_utf8(io.BytesIO(text.encode()), "x")) == text.removeprefix("\ufeff")
-        assert "".join(decode_utf8(io.BytesIO(text.encode("utf-8-sig")), "x")) == text
-
-
-@settings(deadline=None)
-@given(
-    before=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
-    bad=st.sampled_from(
-        [b"\x80", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xe6\x96", b"\xf0\x9f."]
-    ),
-    block=st.integers(1, 9),
-)
-def test_a_byte_that_is_not_utf8_is_named_with_its_offset(
-    before: str, bad: bytes, block: int
-) -> None:
-    data = before.encode()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpora, "_BLOCK", block)
-        with pytest.raises(DataError) as caught:
-            list(decode_utf8(io.BytesIO(data + bad), "odd.txt"))
-    assert f"odd.txt is not UTF-8: byte 0x{bad[0]:02X} at byte offset {len(data)} " in str(
-        caught.value
-    )
-
-
-def test_a_binary_file_is_named_with_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "_BLOCK", 4)
-    with pytest.raises(DataError, match=r"x.txt is not a text file.*byte offset 6"):
-        list(decode_utf8(io.BytesIO(b"abcdef\0gh"), "x.txt"))
-
-
-def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "dos.txt").write_bytes(b"a\r\nb\rc\n")
-    assert list(find_corpus(tmp_path).documents()[0].chunks()) == ["a\r\nb\rc\n"]
+        find(tree)
 
 
 def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DataError, match="neither a file nor a folder"):
-        find_corpus(str(tmp_path / "pipe.txt"))
+        find(str(tmp_path / "pipe.txt"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpt.params import Made, SamplingParams, TokenLogprob
 from gpt.stream import FinishReason
@@ -13,7 +13,15 @@ from gpt.terminal import dim, padded, width
 
 if TYPE_CHECKING:
     from gpt.generate import Piece
-    from gpt.tokenizer import Tokenizer
+
+
+class Vocabulary(Protocol):
+    """What of a tokenizer is needed here; a server's client has no more than that."""
+
+    @property
+    def special(self) -> Mapping[str, int]: ...
+
+    def token_bytes(self, token: int, /) -> bytes: ...
 
 
 @dataclass
@@ -42,7 +50,7 @@ class Transcript:
         self.finish_reason = piece.finish_reason
         self.matched_stop = piece.matched_stop
 
-    def record(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def record(self, tokenizer: Vocabulary) -> dict[str, Any]:
         """As plain data for JSON. Log-probabilities are in nats."""
         given: dict[str, Any] = (
             {"prompt": self.prompt}
@@ -70,7 +78,7 @@ class Transcript:
         return found
 
 
-def _token(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str, Any]:
+def _token(tokenizer: Vocabulary, token: int, logprob: float | None) -> dict[str, Any]:
     data = tokenizer.token_bytes(token)
     return {
         "token_id": token,
@@ -80,7 +88,7 @@ def _token(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str,
     }
 
 
-def spelt(tokenizer: Tokenizer, token: int) -> str:
+def spelt(tokenizer: Vocabulary, token: int) -> str:
     """A token as a word of a table: quoted text, `b'…'` for part of a character, or its name."""
     for name, special in tokenizer.special.items():
         if special == token:
@@ -92,7 +100,7 @@ def spelt(tokenizer: Tokenizer, token: int) -> str:
         return repr(data)
 
 
-def table(made: Iterable[Made], tokenizer: Tokenizer, *, colour: bool = False) -> str:
+def table(made: Iterable[Made], tokenizer: Vocabulary, *, colour: bool = False) -> str:
     """Token, log-probability in nats and alternatives, a line for each token."""
 
     def entry(found: TokenLogprob) -> str:

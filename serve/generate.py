@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from gpt.arguments import CommandParser
-from gpt.sample import add_sampling_arguments, read_prompt, sampling_params
-from serve.client import DEFAULT_TARGET, DEFAULT_TIMEOUT, Client
+from gpt.arguments import CommandParser, examples
+from gpt.params import Made, TokenLogprob
+from gpt.sample import as_json, read_prompt
+from gpt.settings import add_sampling_arguments, sampling_params
+from gpt.stream import FinishReason
+from gpt.terminal import dim, printable, shows_colour
+from gpt.transcript import Transcript, table
+from serve.client import DEFAULT_TARGET, DEFAULT_TIMEOUT, Client, CompletionStream, TokenScore
 
-EXAMPLES = """\
-examples:
-  antiphon generate --prompt "ROMEO:"
-  antiphon generate --target 10.0.0.7:50051 --prompt "ROMEO:" --temperature 0.8 --seed 1
-  antiphon generate --prompt "To be" --stop "." --max-tokens 100 --no-stream
-  echo "Once more" | antiphon generate --prompt -
-"""
+EXAMPLES = examples(
+    'antiphon generate --prompt "ROMEO:"',
+    'antiphon generate --target 10.0.0.7:50051 --prompt "ROMEO:" --temperature 0.8 --seed 1',
+    'antiphon generate --prompt "To be" --stop "." --max-tokens 100 --no-stream',
+    'antiphon generate --prompt "To be" --max-tokens 10 --logprobs 3',
+    'echo "Once more" | antiphon generate --prompt - --json',
+)
 
 
 def build_parser(prog: str) -> CommandParser:
@@ -35,7 +42,11 @@ def build_parser(prog: str) -> CommandParser:
         metavar="TEXT",
         help="text to continue; - reads it from standard input (default: start a new document)",
     )
-    add_sampling_arguments(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the text as a line of JSON: prompt, text, token_ids, finish_reason, seed, ...",
+    )
     parser.add_argument(
         "--no-stream", action="store_true", help="print the text when it is complete"
     )
@@ -46,6 +57,7 @@ def build_parser(prog: str) -> CommandParser:
         metavar="S",
         help=f"seconds that it may take (default: {DEFAULT_TIMEOUT:g})",
     )
+    add_sampling_arguments(parser)
     return parser
 
 
@@ -66,20 +78,14 @@ def main(argv: list[str], prog: str = "antiphon generate") -> int:
     with Client(args.target, timeout=args.timeout) as client:
         from serve.wire import settings_of_params
 
+        # Needed to write end-of-text by its name; asked for first, so that no error comes later.
+        special = client.model().special_tokens if params.logprobs is not None else {}
         with client.stream(prompt, **settings_of_params(params)) as stream:
-            pieces = (delta.text for delta in stream)
-            first = next(pieces, "")  # an error comes before anything is printed
-            sys.stdout.write(prompt)
-            if args.no_stream:
-                sys.stdout.write(first + "".join(pieces))
+            received = Received(stream, Transcript(prompt, params, 0), Seen(special))
+            if args.json:
+                print_json(received)
             else:
-                sys.stdout.write(first)
-                sys.stdout.flush()
-                for text in pieces:
-                    sys.stdout.write(text)
-                    sys.stdout.flush()
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+                print_text(received, stream_it=not args.no_stream)
             end = stream.finish
     if end and end.reason == "length" and end.completion_tokens < (params.max_tokens or 0):
         print(
@@ -88,3 +94,84 @@ def main(argv: list[str], prog: str = "antiphon generate") -> int:
             file=sys.stderr,
         )
     return 0
+
+
+@dataclass
+class Seen:
+    """What of the server's vocabulary has been told: all of a text's if it comes with
+    log-probabilities."""
+
+    special: Mapping[str, int]
+    pieces: dict[int, bytes] = field(default_factory=dict)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.pieces[token]
+
+
+@dataclass
+class Received:
+    """A text that comes over the wire, kept as the local sampler keeps its own."""
+
+    stream: CompletionStream
+    transcript: Transcript
+    seen: Seen
+
+    def texts(self) -> Iterator[str]:
+        """The pieces of text as they come."""
+        for delta in self.stream:
+            self.transcript.text += delta.text
+            if delta.scores:
+                self.transcript.made += map(self._made, delta.scores)
+            else:
+                self.transcript.made += map(Made, delta.token_ids)
+            yield delta.text
+        self.transcript.prompt_tokens = self.stream.prompt_tokens
+        if (end := self.stream.finish) is not None:
+            self.transcript.finish_reason = FinishReason(end.reason)
+            self.transcript.matched_stop = end.matched_stop
+
+    def _made(self, score: TokenScore) -> Made:
+        for each in (score, *score.top):
+            self.seen.pieces[each.token] = each.piece
+        top = tuple(TokenLogprob(each.token, each.logprob) for each in score.top)
+        return Made(score.token, score.logprob, top)
+
+
+def print_json(received: Received) -> None:
+    """One line that has what `antiphon sample --json` has, and what only a server knows."""
+    for _ in received.texts():
+        pass
+    stream = received.stream
+    record = received.transcript.record(received.seen)
+    record |= {"model": stream.model, "request_id": stream.request_id}
+    if (end := stream.finish) is not None:
+        record["timing"] = {
+            "queue_seconds": end.queue_seconds,
+            "prefill_seconds": end.prefill_seconds,
+            "decode_seconds": end.decode_seconds,
+        }
+    _write(as_json(record) + "\n")
+
+
+def print_text(received: Received, *, stream_it: bool) -> None:
+    """Prompt and text, and below them a table of log-probabilities if they were asked for."""
+    colour = shows_colour(sys.stdout)
+    clean = printable if sys.stdout.isatty() else str
+    texts = received.texts()
+    first = next(texts, "")  # an error comes before anything is printed
+    transcript = received.transcript
+    _write(dim(clean(str(transcript.prompt)), colour))
+    if stream_it:
+        _write(clean(first))
+        for text in texts:
+            _write(clean(text))
+    else:
+        _write(clean(first + "".join(texts)))
+    _write("\n")
+    if transcript.params.logprobs is not None:
+        _write(table(transcript.made, received.seen, colour=colour))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

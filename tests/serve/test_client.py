@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from gpt.errors import SamplingError, UserError
+from gpt.generate import generate
+from gpt.params import SamplingParams
 from gpt.tokenizer import Tokenizer
+from gpt.transcript import Transcript, table
 from serve.client import Client, RequestError
 from serve.generate import main
 from tests.serve.scripted import ANY, ScriptedModel
@@ -66,6 +70,49 @@ def test_the_command_honours_its_settings(serve: Serve, capsys: pytest.CaptureFi
     assert out("--top-p", "1e-9", "--max-tokens", "2") == "\0\0\n"
     seeded = ("--seed", "0", "--max-tokens", "20")
     assert out(*seeded) == out(*seeded) != out("--seed", "1", "--max-tokens", "20")
+
+
+def local(served: Served, prompt: str, **settings: object) -> Transcript:
+    """What the local sampler makes of the served model."""
+    params = SamplingParams(**settings)
+    found = Transcript(prompt, params, max(1, len(prompt)))
+    for piece in generate(served.model, BYTES, prompt, params):
+        found.add(piece)
+    return found
+
+
+NOISY = {"seed": 3, "max_tokens": 9, "temperature": 1.5, "logprobs": 2}
+NOISY_FLAGS = ["--seed", "3", "--max-tokens", "9", "--temperature", "1.5", "--logprobs", "2"]
+
+
+def test_the_command_s_json_is_the_sampler_s(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(ScriptedModel(BYTES.n_vocab, lambda *_: ANY))
+    at = ["--target", served.server.target, "--prompt", "ab"]
+    assert main([*at, *NOISY_FLAGS, "--json"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    record = json.loads(line)
+    told = {key: record.pop(key) for key in ("model", "request_id", "timing")}
+    assert told["model"] == "scripted"
+    assert set(told["timing"]) == {"queue_seconds", "prefill_seconds", "decode_seconds"}
+    assert record == local(served, "ab", **NOISY).record(BYTES)
+    assert record["logprobs"][0]["logprob"] < 0
+    assert main([*at, "--json", "--stop", "b", "--temperature", "0", "--max-tokens", "3"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert "logprobs" not in record
+    assert record["usage"] == {"prompt_tokens": 2, "completion_tokens": 3}
+
+
+def test_the_command_s_table_is_the_sampler_s(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(ScriptedModel.of(BYTES, list("ď!".encode())))
+    flags = ["--target", served.server.target, "--prompt", "F", "--logprobs", "3"]
+    assert main(flags) == 0
+    expected = table(local(served, "F", seed=0, logprobs=3).made, BYTES)
+    assert capsys.readouterr().out == "Fď!\n" + expected
+    assert "<|endoftext|>" in expected
 
 
 def test_the_command_says_when_the_context_was_full(

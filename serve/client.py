@@ -51,6 +51,8 @@ __all__ = [
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT = 300.0
+LONGEST_TIMEOUT = 1e8
+"""Three years; more than that is for ever."""
 
 MAX_ANSWER_BYTES = 256 * 2**20
 """What the client takes in one message; gRPC's own limit of 4 MiB is less than a long text's scores
@@ -320,4 +322,6 @@ class Client:
             return method(request, timeout=self._deadline(timeout))
 
     def _deadline(self, timeout: float | None) -> float | None:
-        return self.timeout if timeout is None else timeout
+        seconds = self.timeout if timeout is None else timeout
+        # What gRPC cannot add to its clock it takes for a time that is over.
+        return None if seconds is None or seconds > LONGEST_TIMEOUT else seconds

@@ -128,6 +128,15 @@ def test_the_command_says_when_the_context_was_full(
     assert "context was full before --max-tokens 4" in err
 
 
+@pytest.mark.parametrize("seconds", ["inf", "1e300", "1e8"])
+def test_a_very_long_time_limit_is_none(
+    serve: Serve, capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    served = serve(ScriptedModel.of(BYTES, list(b"!")))
+    assert main(["--target", served.server.target, "--prompt", "F", "--timeout", seconds]) == 0
+    assert capsys.readouterr().out == "F!\n"
+
+
 def test_the_command_reads_its_prompt_from_a_pipe(
     serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -60,6 +61,8 @@ class GPTModule(L.LightningModule):
         self.optimizer_config = optimizer
         self.compile_model = compile
         self.activation_checkpointing = activation_checkpointing
+        self.schedule: Callable[[int], float] = self._configured_rate
+        """The learning rate of a step; the range test puts its own here."""
         self.run_name: str | None = None
         self.evaluation: Evaluation | None = None
         # Of the accumulated parts of one optimizer step:
@@ -150,18 +153,21 @@ class GPTModule(L.LightningModule):
         last_part = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
         logged = (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]
         self.step_loss = self._step_loss(of_all=last_part and logged)
-        self.log("train/loss", self.step_loss, batch_size=len(ids))
-        self.log("lr", self.current_lr, batch_size=len(ids))
+        if last_part and logged:  # Lightning's bookkeeping is not free
+            self.log("train/loss", self.step_loss, batch_size=len(ids))
+            self.log("lr", self.current_lr, batch_size=len(ids))
         return nats / self._part_size
 
     def _step_loss(self, *, of_all: bool) -> Tensor:
         """The mean over all targets of the step so far: of this process, or of all of them."""
-        nats = torch.stack(self._part_nats).sum().double()
-        targets = torch.full_like(nats, sum(self._part_targets))
+        first, *more = self._part_nats
+        nats = torch.stack(self._part_nats).sum() if more else first
+        targets = sum(self._part_targets)
         if of_all and self.trainer.world_size > 1:
-            both = torch.stack([nats, targets])
-            nats, targets = self.trainer.strategy.reduce(both, reduce_op="sum")  # type: ignore[misc]
-        return (nats / targets.clamp(min=1)).float()
+            both = torch.stack([nats.double(), torch.full_like(nats, targets).double()])
+            nats, targets = self.trainer.strategy.reduce(both, reduce_op="sum").tolist()
+            return torch.tensor(nats / max(1, targets))
+        return nats / max(1, targets)
 
     def _weigh_gradients(self) -> None:
         """Make the gradient that of the mean over all targets of the step, whatever the share of
@@ -181,7 +187,10 @@ class GPTModule(L.LightningModule):
 
     @property
     def current_lr(self) -> float:
-        return learning_rate(self.global_step, self.trainer.max_steps, self.optimizer_config)
+        return self.schedule(self.global_step)
+
+    def _configured_rate(self, step: int) -> float:
+        return learning_rate(step, self.trainer.max_steps, self.optimizer_config)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # A scaler must take its factor out of the gradients before they are clipped, which fused

@@ -61,7 +61,8 @@ class FirstGradients(Callback):
         trainer.optimizers[0].register_step_post_hook(keep)  # what the step was made of
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.logged.append(float(trainer.callback_metrics["train/loss"]))
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.logged.append(float(trainer.callback_metrics["train/loss"]))
 
 
 def block(seed: int, valid: int) -> Batch:

@@ -1,0 +1,93 @@
+"""Several processes train as one does: DDP and FSDP2 over gloo, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training import several
+from tests.training.small import write_corpus
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.integration
+
+
+def found(folder: Path, rank: int = 0) -> dict[str, Any]:
+    return json.loads((folder / f"found-{rank}.json").read_text())
+
+
+def train(folder: Path, corpus: Path, *arguments: str, processes: int = 1) -> dict[str, Any]:
+    folder.mkdir()
+    argv = [str(folder), str(corpus), "--ragged", "--devices", str(processes), *arguments]
+    if processes == 1:
+        several.main(argv)
+        return found(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.several", *argv],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return found(folder)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(folder / "end.ckpt", weights_only=True)[
+        "state_dict"
+    ]
+    return state
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One process: four steps of four blocks, and two more from the checkpoint."""
+    base = tmp_path_factory.mktemp("processes")
+    corpus = write_corpus(base / "text.txt")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(base / "four", corpus, "--steps", "4")
+    train(base / "six", corpus, "--steps", "6", "--resume", str(base / "four" / "end.ckpt"))
+    torch.set_num_threads(threads)
+    return base, corpus
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch_size", "accumulate"), [("ddp", "2", "1"), ("fsdp2", "1", "2")]
+)
+def test_two_processes_do_what_one_does_and_exchange_checkpoints(
+    straight: tuple[Path, Path], strategy: str, batch_size: str, accumulate: str
+) -> None:
+    base, corpus = straight
+    shared = ("--strategy", strategy, "--batch-size", batch_size, "--accumulate", accumulate)
+    # Four steps from nothing in two processes; then one process goes on from their checkpoint ...
+    folder = base / strategy
+    both = train(folder, corpus, *shared, "--steps", "4", processes=2)
+    one = found(base / "four")
+    assert both["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert both["untrained"] == one["untrained"], "evaluation is the same to the last bit"
+    assert both["evaluation"] == pytest.approx(one["evaluation"], rel=1e-5)
+    shares = [batch for rank in (0, 1) for batch in found(folder, rank)["batches"]]
+    blocks = sorted(block for batch in one["batches"] for block in batch)
+    assert sorted(block for share in shares for block in share) == blocks, "each went to one"
+    for name, tensor in weights(base / "four").items():
+        assert torch.allclose(weights(folder)[name], tensor, atol=2e-5), name
+
+    on = train(base / f"{strategy}-then-one", corpus, "--steps", "6",
+               "--resume", str(folder / "end.ckpt"))  # fmt: skip
+    six = found(base / "six")
+    assert on["losses"] == pytest.approx(six["losses"], rel=1e-4)
+
+    # ... and two processes go on from the checkpoint of one.
+    back = train(base / f"one-then-{strategy}", corpus, *shared, "--steps", "6",
+                 "--resume", str(base / "four" / "end.ckpt"), processes=2)  # fmt: skip
+    assert back["losses"] == pytest.approx(six["losses"], rel=1e-4)
+    for name, tensor in weights(base / "six").items():
+        assert torch.allclose(weights(base / f"one-then-{strategy}")[name], tensor, atol=5e-5), name

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gpt.machine import cpu_name
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -41,13 +43,7 @@ def interleave(subjects: dict[str, Callable[[], object]], rounds: int) -> dict[s
 
 def machine() -> str:
     """Processor, threads and versions, for the head of every table."""
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as file:
-            name = next(line.split(":")[1].strip() for line in file if "model name" in line)
-    except (OSError, StopIteration):
-        pass
     return (
-        f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
+        f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"Python {platform.python_version()}"
     )

@@ -5,6 +5,7 @@ Importing this loads no torch; only what asks a GPU or measures does.
 
 from __future__ import annotations
 
+import platform
 import re
 import time
 from dataclasses import dataclass
@@ -108,6 +109,18 @@ def _cgroup(folder: Path) -> tuple[int | None, int | None]:
     except (OSError, ValueError):
         pass
     return max(0, limit - used), limit
+
+
+# --- Processor ----------------------------------------------------------------------------------
+
+
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            return next(line.split(":")[1].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 # --- Speed --------------------------------------------------------------------------------------

@@ -57,6 +57,27 @@ class Evaluation:
         return None if not self.text_chars else self.nats / math.log(2) / self.text_chars
 
 
+def describe(found: Evaluation, *, text: str, checkpoint: object) -> str:
+    """The lines that `test` and `antiphon eval` print.
+
+    Args:
+        text: which text it was.
+        checkpoint: the path of the model.
+    """
+    size = "part of it" if found.text_bytes is None else f"{found.text_bytes:,} bytes"
+    lines = [
+        f"checkpoint     {checkpoint}",
+        f"{text:<13}  {found.targets:,} tokens, {size}",
+        f"loss           {found.loss:.6f} nats per token",
+        f"perplexity     {found.perplexity:.4f}",
+    ]
+    if found.bits_per_byte is not None:
+        lines.append(f"bits per byte  {found.bits_per_byte:.6f}")
+    if found.bits_per_char is not None:
+        lines.append(f"bits per char  {found.bits_per_char:.6f}")
+    return "\n".join(lines)
+
+
 class Tally:
     """Adds up the nats of batches.
 

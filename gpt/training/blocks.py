@@ -6,18 +6,23 @@ tens of microseconds, so there are no workers to start, feed or lose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpt.errors import DataError
+from gpt.errors import ConfigError, DataError
 from gpt.evaluation import IGNORE
 
 ENDLESS = 2**40
 """Length of the training loader: the run's end is `max_steps`, never the loader's."""
+
+_MIX = 2**32
+"""The stream of random numbers that orders a mix; those below belong to its sources."""
 
 Batch = tuple[Tensor, Tensor]
 """ids (B, T) int64 and targets (B, T) int64: the token after each id, or IGNORE."""
@@ -29,6 +34,16 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, where: slice, /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens `start` to `stop` of a stream, which come from one source with a weight of its own."""
+
+    name: str
+    start: int
+    stop: int
+    weight: float
 
 
 class TrainBlocks:
@@ -45,14 +60,23 @@ class TrainBlocks:
     Of several processes, each with its `rank`, all draw consecutive shares of one sequence: N of
     them see together what one sees with N times the batch size.
 
+    **Weights.** Where `spans` differ in weight, each is a ring of its own with its own epochs, so
+    no block has text of two sources. An epoch of the mix draws `round(weight * blocks)` blocks of
+    each, at least one, in an order that comes from (seed, epoch) as well: after n epochs a source
+    of weight w has been seen n * w times, each block equally often but for one. Where all weights
+    are equal, borders of sources are like those of documents, and nothing is different from one
+    source.
+
     Args:
         tokens: the stream, at least `block_size` long.
         block_size: T, targets per block.
         batch_size: B, blocks per batch and process.
         seed: of offsets and order, 0 to 2**64 - 1.
+        spans: the sources and their weights, in the order of the stream; those of weight 0 are
+            left out.
 
     Raises:
-        DataError: fewer tokens than one block.
+        DataError: fewer tokens than one block, in all or in a source that is mixed in.
     """
 
     def __init__(
@@ -64,19 +88,29 @@ class TrainBlocks:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        spans: Sequence[Span] = (),
     ) -> None:
-        if len(tokens) < block_size:
-            raise DataError(
-                f"the training text has {len(tokens)} tokens, but one block needs {block_size}; "
-                "give more text or a smaller model.config.block_size"
-            )
+        weights = {span.weight for span in spans}
+        mixed = [span for span in spans if span.weight > 0] if len(weights) > 1 else []
+        parts = [(f"the training text of {s.name}", s.stop - s.start) for s in mixed]
+        for what, size in parts or [("the training text", len(tokens))]:
+            if size < block_size:
+                raise DataError(
+                    f"{what} has {size} tokens, but one block needs {block_size}; "
+                    "give more text or a smaller model.config.block_size"
+                )
         self.tokens = tokens
         self.block_size = block_size
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.blocks_per_epoch = len(tokens) // block_size
+        self._mixed = mixed
+        self._starts = [span.start for span in mixed]
+        self._shares = [
+            max(round(span.weight * ((span.stop - span.start) // block_size)), 1) for span in mixed
+        ]
+        self.blocks_per_epoch = sum(self._shares) if mixed else len(tokens) // block_size
         self._drawn = 0  # blocks, by all processes together
         self._cuts: dict[int, np.ndarray] = {}
 
@@ -95,27 +129,59 @@ class TrainBlocks:
         """The blocks numbered `first` and up, counted from the beginning of the run."""
         T = self.block_size
         rows = np.empty((self.batch_size, T + 1), dtype=np.int64)
-        n = len(self.tokens)
         for i in range(self.batch_size):
             epoch, place = divmod(first + i, self.blocks_per_epoch)
             start = int(self.cuts(epoch)[place])
-            head = min(T + 1, n - start)
+            ring, stop = self._ring(start)
+            head = min(T + 1, stop - start)
             rows[i, :head] = self.tokens[start : start + head]
             if head < T + 1:
-                rows[i, head:] = self.tokens[0 : T + 1 - head]
+                rows[i, head:] = self.tokens[ring : ring + T + 1 - head]
         both = torch.from_numpy(rows)
         return both[:, :-1], both[:, 1:]
 
     def cuts(self, epoch: int) -> np.ndarray:
         """(blocks_per_epoch,) where each block of an epoch starts, in the order of training."""
         if epoch not in self._cuts:
-            # Two integers make the key, so that neighbouring seeds and epochs share nothing.
-            random = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-            offset = random.integers(len(self.tokens))
-            order = random.permutation(self.blocks_per_epoch)
+            made = self._mix(epoch) if self._mixed else self._ring_cuts(0, len(self.tokens), epoch)
             self._cuts = {e: c for e, c in self._cuts.items() if e == epoch - 1}
-            self._cuts[epoch] = (offset + order * self.block_size) % len(self.tokens)
+            self._cuts[epoch] = made
         return self._cuts[epoch]
+
+    def _ring(self, start: int) -> tuple[int, int]:
+        """The first token and the end of the ring in which a block starts."""
+        if not self._mixed:
+            return 0, len(self.tokens)
+        span = self._mixed[bisect.bisect_right(self._starts, start) - 1]
+        return span.start, span.stop
+
+    def _ring_cuts(self, start: int, stop: int, epoch: int, stream: int = 0) -> np.ndarray:
+        """Where each block of one epoch of the ring `start` to `stop` starts, shuffled."""
+        random = self._random(epoch, stream)
+        offset = random.integers(stop - start)
+        order = random.permutation((stop - start) // self.block_size)
+        return start + (offset + order * self.block_size) % (stop - start)
+
+    def _mix(self, epoch: int) -> np.ndarray:
+        """The blocks of one epoch of all rings that are mixed, each going on where it was left."""
+        found = []
+        for i, (span, share) in enumerate(zip(self._mixed, self._shares, strict=True)):
+            blocks = (span.stop - span.start) // self.block_size
+            first, end = epoch * share, (epoch + 1) * share
+            laps = [
+                self._ring_cuts(span.start, span.stop, lap, stream=i + 1)
+                for lap in range(first // blocks, -(-end // blocks))
+            ]
+            skipped = first // blocks * blocks
+            found.append(np.concatenate(laps)[first - skipped : end - skipped])
+        return self._random(epoch, stream=_MIX).permutation(np.concatenate(found))
+
+    def _random(self, epoch: int, stream: int) -> np.random.Generator:
+        # Two integers make the key, so that neighbouring seeds and epochs share nothing; the
+        # streams of one epoch begin 2**192 numbers apart.
+        return np.random.Generator(
+            np.random.Philox(key=[self.seed, epoch], counter=[0, 0, 0, stream])
+        )
 
     def state_dict(self) -> dict[str, int]:
         return {"blocks_drawn": self._drawn}
@@ -125,12 +191,28 @@ class TrainBlocks:
 
 
 class EvalBlocks:
-    """A whole stream, in order, in blocks that do not overlap: each token is a target exactly once.
+    """A whole stream, in order: each token is a target exactly once.
 
     The first token is predicted from end-of-text, the first of each later block from the token
     before it. The last block is filled up with targets that count for nothing.
 
+    Blocks do not overlap, unless there is a stride: then each begins `stride` tokens after the one
+    before it and counts its last `stride` targets alone (the first block counts all), so that every
+    token sees at least `block_size - stride` tokens. That takes `block_size / stride` times as long
+    and gives a lower loss: the two are not to be compared.
+
     Of several processes each takes every `world_size`-th batch.
+
+    Args:
+        tokens: the stream.
+        eot: id of end-of-text.
+        block_size: T, tokens a block.
+        batch_size: blocks a batch; it does not change what is counted.
+        stride: 1 to block_size; None: block_size.
+
+    Raises:
+        DataError: an empty stream.
+        ConfigError: a stride out of range.
     """
 
     def __init__(
@@ -140,6 +222,7 @@ class EvalBlocks:
         eot: int,
         block_size: int,
         batch_size: int,
+        stride: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -147,24 +230,35 @@ class EvalBlocks:
             raise DataError(
                 "the held-out text is empty; give more text or a larger data.val_fraction"
             )
+        self.stride = block_size if stride is None else stride
+        if not 1 <= self.stride <= block_size:
+            raise ConfigError(
+                f"the stride is {stride}, but must be 1 to the context of {block_size}"
+            )
         self.tokens = tokens
         self.eot = eot
         self.block_size = block_size
         self.batch_size = batch_size
-        self._starts = range(0, len(tokens), block_size * batch_size)[rank::world_size]
+        blocks = 1 + max(0, -(-(len(tokens) - block_size) // self.stride))
+        self._blocks = range(blocks)
+        self._firsts = range(0, blocks, batch_size)[rank::world_size]
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._firsts)
 
     def __iter__(self) -> Iterator[Batch]:
-        T = self.block_size
-        for start in self._starts:
-            targets = self.tokens[start : start + T * self.batch_size]
-            before = self.tokens[start - 1 : start] if start else np.array([self.eot])
-            size = -(-len(targets) // T) * T
-            ids = np.full(size, self.eot, dtype=np.int64)
-            ids[0] = before[0]
-            ids[1 : len(targets)] = targets[:-1]
-            padded = np.full(size, IGNORE, dtype=np.int64)
-            padded[: len(targets)] = targets
-            yield torch.from_numpy(ids).view(-1, T), torch.from_numpy(padded).view(-1, T)
+        T, n = self.block_size, len(self.tokens)
+        for first in self._firsts:
+            starts = np.array(self._blocks[first : first + self.batch_size]) * self.stride
+            begin, end = int(starts[0]), int(starts[-1]) + T
+            # What stands before the first target, the targets of all blocks, and filling.
+            text = np.full(end - begin + 1, self.eot, dtype=np.int64)
+            head = max(begin - 1, 0)
+            found = self.tokens[head : min(end, n)]
+            text[head - begin + 1 : head - begin + 1 + len(found)] = found
+            rows = np.lib.stride_tricks.sliding_window_view(text, T + 1)[starts - begin]  # (B, T+1)
+            place = np.arange(T)
+            counts = starts[:, None] + place < n
+            counts &= (place >= T - self.stride) | (starts[:, None] == 0)
+            targets = np.where(counts, rows[:, 1:], IGNORE)
+            yield torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets)

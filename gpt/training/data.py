@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 
+from gpt.data.decoding import Newlines, OnError
 from gpt.data.prepare import prepare
 from gpt.data.shards import PreparedData
+from gpt.data.sources import Source, as_sources
 from gpt.errors import ConfigError
 from gpt.tokenizer import Tokenizer
-from gpt.training.blocks import EvalBlocks, TrainBlocks
+from gpt.training.blocks import EvalBlocks, Span, TrainBlocks
 
 
 class TextDataModule(L.LightningDataModule):
     """Text from a named corpus or from files, tokenized into shards that later runs reuse.
 
     Args:
-        source: a named corpus (`shakespeare`, `sotu`, `tinyshakespeare`), or files, folders, globs.
-        tokenizer: `bpe` learns a vocabulary from the training text; `bytes`; `chars`.
-        vocab_size: tokens that `bpe` learns, end-of-text included.
+        source: a named corpus (shakespeare, sotu, tinyshakespeare); a file (.txt, .md, .jsonl,
+            .csv, .tsv, .parquet, each also with .gz or .zst), a folder or a glob; hf:NAME or
+            hf:NAME:CONFIG for a Hugging Face dataset; or a list of these. An entry may also be a
+            mapping {source: …, field: …, weight: …, split: …}: a weight of 2 shows its text twice
+            as often as 1, 0 keeps it for evaluation.
+        field: column or key that holds the text, where a source has rows and names none itself.
+        tokenizer: bpe learns a vocabulary from the training text; bytes; chars; gpt2, cl100k_base,
+            o200k_base; or the path of a tokenizer.json or of a folder with one.
+        vocab_size: tokens that bpe learns, special tokens and end-of-text included.
+        pattern: how bpe splits text before it merges; gpt2, gpt4, o200k, or a regular expression.
+        special_tokens: names that become one token each where they stand in the text.
         batch_size: blocks per step, process and accumulated part.
         eval_batch_size: blocks per forward in evaluation; it does not change the result.
         val_fraction: share of the text that is held out for evaluation.
+        newlines: keep line ends as they are, or turn CRLF and CR into lf.
+        on_error: stop at bytes that are not UTF-8 and at rows that cannot be read, skip them, or
+            replace the bytes with U+FFFD.
+        workers: most processes that tokenize; null means one per core. Does not change the result.
         root: folder for downloaded and tokenized text.
         document_borders: let no token see past the border of its document, and count positions
             from there; otherwise a block is one text, whatever end-of-text stands in it.
@@ -32,12 +49,18 @@ class TextDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        source: str | list[str] = "shakespeare",
+        source: str | Source | list[str | Source] = "shakespeare",
+        field: str = "text",
         tokenizer: str = "bpe",
         vocab_size: int = 2048,
+        pattern: str = "gpt4",
+        special_tokens: list[str] | None = None,
         batch_size: int = 32,
         eval_batch_size: int = 32,
         val_fraction: float = 0.1,
+        newlines: Newlines = "keep",
+        on_error: OnError = "stop",
+        workers: int | None = None,
         root: str = "data",
         document_borders: bool = False,
         block_size: int = 256,
@@ -47,7 +70,7 @@ class TextDataModule(L.LightningDataModule):
         for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             if value < 1:
                 raise ConfigError(f"data.{name} is {value}, but must be at least 1")
-        self.source = source
+        self.sources = _with_field(source, field)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.document_borders = document_borders
@@ -55,17 +78,27 @@ class TextDataModule(L.LightningDataModule):
         self.seed = seed
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._pattern = pattern
+        self._special_tokens = special_tokens or []
         self._val_fraction = val_fraction
+        self._newlines = newlines
+        self._on_error = on_error
+        self._workers = workers
         self._root = Path(root)
         self._prepared: PreparedData | None = None
 
     def _prepare(self, *, progress: bool) -> PreparedData:
         return prepare(
-            self.source,
+            self.sources,
             tokenizer=self._tokenizer,
             vocab_size=self._vocab_size,
+            pattern=self._pattern,
+            special_tokens=self._special_tokens,
             root=self._root,
             val_fraction=self._val_fraction,
+            newlines=self._newlines,
+            on_error=self._on_error,
+            workers=self._workers,
             progress=progress,
         )
 
@@ -90,7 +123,22 @@ class TextDataModule(L.LightningDataModule):
 
     @property
     def source_name(self) -> str:
-        return self.source if isinstance(self.source, str) else ", ".join(self.source)
+        weighted = len({source.weight for source in self.sources}) > 1
+        return ", ".join(
+            f"{source.source} (weight {source.weight:g})" if weighted else source.source
+            for source in self.sources
+        )
+
+    def record(self) -> dict[str, Any]:
+        """What text this is, as plain data, so that a trained model can be measured on it again."""
+        return {
+            "folder": str(self.prepared.folder),
+            "sources": [asdict(source) for source in self.sources],
+            "newlines": self._newlines,
+            "on_error": self._on_error,
+            "val_fraction": self._val_fraction,
+            "document_borders": self.document_borders,
+        }
 
     def train_dataloader(self) -> TrainBlocks:
         return TrainBlocks(
@@ -100,6 +148,7 @@ class TextDataModule(L.LightningDataModule):
             seed=self.seed,
             rank=self._rank,
             world_size=self._world_size,
+            spans=[Span(s.name, *s.train, s.weight) for s in self.prepared.sources],
         )
 
     def val_dataloader(self) -> EvalBlocks:
@@ -123,3 +172,9 @@ class TextDataModule(L.LightningDataModule):
     @property
     def _world_size(self) -> int:
         return 1 if self.trainer is None else self.trainer.world_size
+
+
+def _with_field(source: str | Source | Sequence[str | Source], field: str) -> list[Source]:
+    """The sources, those without a field of their own with this one."""
+    plain = Source.__dataclass_fields__["field"].default
+    return [replace(one, field=field) if one.field == plain else one for one in as_sources(source)]

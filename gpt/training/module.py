@@ -282,9 +282,9 @@ class GPTModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint a model: architecture and tokenizer, as plain data."""
-        checkpoint[PAYLOAD_KEY] = checkpoint_payload(
-            self.config, self.tokenizer, name=self.run_name
-        )
+        payload = checkpoint_payload(self.config, self.tokenizer, name=self.run_name)
+        payload["training"] = {"data": self.data.record()}
+        checkpoint[PAYLOAD_KEY] = payload
         checkpoint["rng"] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpt.arguments import CommandParser, examples
+from gpt.errors import PromptError
 from gpt.settings import add_sampling_arguments, sampling_params
 from gpt.stream import FinishReason
 from gpt.terminal import dim, printable, shows_colour
@@ -47,8 +48,20 @@ back with the result. A run that was cut off goes on when the same command is gi
 
 
 def read_prompt(given: str | None) -> str:
-    """The --prompt flag: text, `-` for standard input, or nothing."""
-    return sys.stdin.read() if given == "-" else given or ""
+    """The --prompt flag: text, `-` for standard input, or nothing.
+
+    Raises:
+        PromptError: standard input is not text.
+    """
+    if given != "-":
+        return given or ""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"standard input is not {error.encoding} text (byte 0x{error.object[error.start]:02x} "
+            f"at {error.start}: {error.reason}); convert it first, for example with iconv"
+        ) from None
 
 
 def build_parser(prog: str) -> CommandParser:

@@ -71,7 +71,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
         )
 
     def close(self, reason: str) -> None:
-        """Take no new requests; running ones go on."""
+        """Take no new requests of any kind; running ones go on."""
         self._served = None
         self._closed_because = reason
 
@@ -221,7 +221,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
 def scores_message(engine: Engine, scored: Scored) -> pb.ScoreResponse:
     """All but the request's id."""
     scores = [token_score(engine.tokenizer, made) for made in scored.made]
-    nats = -math.fsum(score.logprob for score in scores)
+    nats = 0.0 - math.fsum(score.logprob for score in scores)  # no negative zero
     count = sum(len(score.piece) for score in scores)
     return pb.ScoreResponse(
         model=engine.name,

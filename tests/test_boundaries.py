@@ -69,7 +69,9 @@ def test_the_server_loads_no_lightning() -> None:
     ("module", "heavy"),
     [
         ("serve.scheduler", {"torch", "numpy", "grpc", "tiktoken"}),
-        ("serve.client", {"torch", "tiktoken", "gpt.model"}),
+        ("serve.client", {"torch", "tiktoken", "gpt.model", "grpc", "google.protobuf"}),
+        ("serve.results", {"torch", "numpy", "grpc", "google.protobuf", "tiktoken"}),
+        ("serve.wire", {"torch", "numpy", "grpc", "tiktoken"}),
         ("gpt.cli", {"torch", "numpy", "grpc", "lightning", "tiktoken"}),
         ("gpt.config", {"torch", "numpy"}),
         ("gpt.stream", {"torch", "numpy", "tiktoken"}),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpt.errors import SamplingError, UserError
+from gpt.errors import PromptError, SamplingError, UserError
 from gpt.generate import generate
 from gpt.params import SamplingParams
 from gpt.tokenizer import Tokenizer
@@ -144,6 +144,12 @@ def test_the_command_reads_its_prompt_from_a_pipe(
     monkeypatch.setattr(sys, "stdin", io.StringIO("Once more"))
     assert main(["--target", served.server.target, "--prompt", "-"], "antiphon generate") == 0
     assert capsys.readouterr().out == "Once more\n"
+
+
+def test_a_piped_prompt_that_is_no_text_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), "utf-8"))
+    with pytest.raises(PromptError, match="not utf-8 text .byte 0xff at 2"):
+        main(["--target", NOBODY, "--prompt", "-"])
 
 
 def test_the_command_prints_nothing_but_the_error_when_it_is_refused(

@@ -171,10 +171,7 @@ class RangeTest:
 
     @property
     def lowest(self) -> int | None:
-        """The step of the lowest smoothed loss; None if the loss never fell.
-
-        A minimum at the last step of a sweep that did not go off is the edge of the range.
-        """
+        """The step of the lowest smoothed loss; None if the loss never fell."""
         smoothed = self.smoothed
         if not np.isfinite(smoothed[:1]).all():
             return None
@@ -186,8 +183,12 @@ class RangeTest:
         """The step at which the smoothed loss falls fastest per factor in the rate."""
         if self.lowest is None:
             return None
-        slope = np.gradient(self.smoothed[: self.lowest + 1], np.log(self.rates[: self.lowest + 1]))
-        return int(np.argmin(slope))
+        return int(np.argmin(self._slope[: self.lowest + 1]))
+
+    @property
+    def _slope(self) -> np.ndarray:
+        """(N,) of the smoothed loss, per factor e in the rate."""
+        return np.asarray(np.gradient(self.smoothed, np.log(self.rates)))
 
     @property
     def suggestion(self) -> float:
@@ -197,20 +198,19 @@ class RangeTest:
             ConfigError: the range does not show one; says how to change it.
         """
         first, last = self.rates[0], self.rates[-1]
+        went_off = len(self.rates) < self.steps
         if self.steepest is None:
-            gone = len(self.rates) < self.steps
             raise ConfigError(
-                f"the loss did not fall between rates {first:.1e} and {last:.1e}"
+                f"the loss did not fall between the rates {first:.1e} and {last:.1e}"
                 + (
                     ", it only went off; give a smaller --min_lr"
-                    if gone
+                    if went_off
                     else "; give a larger --max_lr or more --steps"
                 )
             )
-        assert self.lowest is not None
-        if self.lowest >= len(self.rates) - 1 - self.steps // 50 and len(self.rates) == self.steps:
+        if not went_off and self._slope[-1] < 0.25 * self._slope[self.steepest]:
             raise ConfigError(
-                f"the loss is still falling at the rate {last:.1e}, so that the best one may lie "
+                f"the loss is still falling at the rate {last:.1e}, so that a better one may lie "
                 "beyond; give a larger --max_lr"
             )
         return float(f"{self.rates[self.steepest]:.1e}")

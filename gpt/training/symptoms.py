@@ -9,6 +9,7 @@ speaks once for all the places that are ill, and not again for a while.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -126,11 +127,16 @@ def _collapse(layer: LayerReport, head: int) -> float:
 def _dead(layer: LayerReport, head: int) -> float:
     """Above 1: under a hundredth of what heads of the layer add, or nothing beside the stream."""
     usual = sum(layer.head_rms) / len(layer.head_rms)
-    return _over(max(0.01 * usual, 1e-4 * layer.stream_rms), layer.head_rms[head])
+    return _over(max(0.01 * usual, _nothing(layer)), layer.head_rms[head])
 
 
 def _idle(layer: LayerReport, _: Setting) -> float:
-    return _over(1e-4 * layer.stream_rms, max(layer.attn_rms, layer.mlp_rms))
+    return _over(_nothing(layer), max(layer.attn_rms, layer.mlp_rms))
+
+
+def _nothing(layer: LayerReport) -> float:
+    """What makes no difference beside the stream. An infinite stream is another rule's affair."""
+    return 1e-4 * layer.stream_rms if math.isfinite(layer.stream_rms) else 0.0
 
 
 def _faint(layer: LayerReport, setting: Setting) -> float:
@@ -158,10 +164,10 @@ def _large_gradients(seen: Snapshot, _: Setting) -> Iterator[tuple[Place, float]
 
 
 def _small_gradients(seen: Snapshot, _: Setting) -> Iterator[tuple[Place, float]]:
-    """Above 1: a thousandth of what reaches the block that gets most, or nothing worth a step."""
+    """Above 1: a thousandth of what reaches the middle one of the blocks, or nothing at all."""
     norms = _gradients(seen)
     for place, norm in norms.items():
-        yield place, _over(max(1e-3 * max(norms.values()), 1e-7), norm)
+        yield place, _over(max(1e-3 * statistics.median(norms.values()), 1e-7), norm)
 
 
 # --- What helps ----------------------------------------------------------------------------------

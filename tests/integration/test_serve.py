@@ -15,6 +15,7 @@ from gpt.config import GPTConfig
 from gpt.generate import generate
 from gpt.model import GPT
 from gpt.params import SamplingParams
+from gpt.score import score
 from gpt.tokenizer import Tokenizer
 from serve.client import Client, RequestError
 from tests.integration.serving import ENVIRONMENT, REAL, ROOT, ServerProcess
@@ -70,6 +71,8 @@ def test_it_says_when_and_where_it_is_ready(
         {"seed": 1},
         {"seed": 0, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
         {"seed": 2, "max_tokens": 7},
+        {"seed": 3, "min_p": 0.05, "typical_p": 0.9, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "frequency_penalty": 0.5, "presence_penalty": -0.5},
     ],
 )
 def test_the_served_text_is_the_sampled_text(
@@ -78,6 +81,21 @@ def test_the_served_text_is_the_sampled_text(
     expected = sampled(folder, "ROMEO:", **{"seed": 0, **settings})
     assert client.generate("ROMEO:", **settings).text == expected
     assert "".join(delta.text for delta in client.stream("ROMEO:", **settings)) == expected
+
+
+def test_the_served_scores_are_the_local_ones(folder: Path, client: Client) -> None:
+    loaded = load_model(folder)
+    expected = score(loaded.model, loaded.tokenizer, "JULIET: no", top=2)
+    found = client.score("JULIET: no", top=2)
+    assert [each.logprob for each in found.scores] == pytest.approx(
+        [made.logprob for made in expected], rel=1e-5
+    )
+    assert [[t.token for t in each.top] for each in found.scores] == [
+        [t.token for t in made.top] for made in expected
+    ]
+    assert client.tokenize("JULIET: no").ids == [each.token for each in found.scores]
+    assert client.detokenize([each.token for each in found.scores]).text == "JULIET: no"
+    assert client.list_models() == [client.model()]
 
 
 def test_company_changes_nothing(folder: Path, client: Client) -> None:  # S5

@@ -148,7 +148,7 @@ def test_the_command_reads_its_prompt_from_a_pipe(
 
 def test_a_piped_prompt_that_is_no_text_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), "utf-8"))
-    with pytest.raises(PromptError, match="not utf-8 text .byte 0xff at 2"):
+    with pytest.raises(PromptError, match="not utf-8 text"):
         main(["--target", NOBODY, "--prompt", "-"])
 
 

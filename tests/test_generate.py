@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ import torch
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, InexpressibleTextError, PromptError
-from gpt.generate import NOT_FINITE, generate, step
+from gpt.generate import NOT_FINITE, Texts, generate, step
 from gpt.model import GPT
 from gpt.params import Made, SamplingParams
+from gpt.score import score
 from gpt.sequence import Sequence
 from gpt.stream import FinishReason
 from gpt.tokenizer import Tokenizer
@@ -140,6 +143,73 @@ def test_a_stop_string_ends_the_text() -> None:
     assert "".join(p.text for p in pieces) == "bcd"
     assert pieces[-1].finish_reason is FinishReason.STOP
     assert pieces[-1].matched_stop == "efg"
+
+
+def test_log_probabilities_of_a_text_are_those_that_scoring_gives_it(model: GPT) -> None:
+    """Whatever the temperature, filters and penalties that it was drawn with."""
+    params = SamplingParams(
+        seed=3, max_tokens=20, temperature=1.7, top_k=90, frequency_penalty=1.0, logprobs=2
+    )
+    pieces = list(generate(model, TOKENIZER, "", params, dtype=torch.float64))
+    scores = score(model, TOKENIZER, [p.token for p in pieces], top=2, dtype=torch.float64)
+    for piece, wanted in zip(pieces, scores, strict=True):
+        assert piece.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+        assert [t.token for t in piece.top] == [t.token for t in wanted.top]
+
+
+def test_asking_for_log_probabilities_changes_no_text(model: GPT) -> None:
+    params = SamplingParams(seed=3, max_tokens=10)
+    plain = list(generate(model, TOKENIZER, "ab", params, dtype=torch.float64))
+    asked = replace(params, logprobs=0)
+    assert [
+        (p.token, p.text) for p in generate(model, TOKENIZER, "ab", asked, dtype=torch.float64)
+    ] == [(p.token, p.text) for p in plain]
+    assert all(p.logprob is None and p.top == () for p in plain)
+
+
+def test_penalties_count_the_prompt_only_where_they_should(model: GPT) -> None:
+    """Greedy text under penalties equals a loop without a cache that applies them by definition."""
+    params = SamplingParams(
+        temperature=0, seed=0, max_tokens=15, repetition_penalty=1.5,
+        frequency_penalty=0.4, presence_penalty=0.3,
+    )  # fmt: skip
+    longest = 0
+    for first in range(60, 70):
+        prompt = [first, 66, first, 70]
+        ids = list(prompt)
+        while len(ids) < 19 and TOKENIZER.eot not in ids:
+            with torch.no_grad():
+                logits = model(torch.tensor([ids]))[0, -1, : TOKENIZER.n_vocab]
+            for token in set(ids):
+                count = ids[len(prompt) :].count(token)
+                logits[token] *= 1 / 1.5 if logits[token] > 0 else 1.5
+                logits[token] -= 0.4 * count + 0.3 * (count > 0)
+            ids.append(int(logits.argmax()))
+        found = tokens(model, prompt, params)
+        assert found == ids[len(prompt) :]
+        longest = max(longest, len(found))
+    assert longest > 8
+
+
+def test_texts_join_as_others_are_over_and_get_their_pages(model: GPT) -> None:
+    texts = Texts(model, TOKENIZER, 4, dtype=torch.float64)  # three pages of 16
+
+    def sequence(length: int, max_tokens: int) -> Sequence:
+        params = SamplingParams(temperature=0, seed=0, max_tokens=max_tokens)
+        return Sequence.start([65] * length, params, block_size=32, n_vocab=257, eot=256)
+
+    long, short, late = sequence(14, 9), sequence(5, 2), sequence(5, 4)
+    assert [texts.add(s) for s in (long, short, late)] == [True, True, False]
+    over: list[Sequence] = []
+    while len(texts):
+        over += [s for s, piece in texts.step() if piece is not None and piece.finish_reason]
+        if short in over and late not in over and not late.pages:
+            assert texts.add(late)
+    assert set(over) == {long, short, late}
+    for s in over:
+        assert s.ids[s.prompt_len :] == recompute_greedily(
+            model, s.ids[: s.prompt_len], s.output_len
+        )
 
 
 def test_too_long_a_prompt_is_refused_with_the_numbers(model: GPT) -> None:

@@ -36,7 +36,7 @@ def main() -> None:
         block_size=max(config.block_size, args.prompt + args.tokens),
     )
     model = GPT(config).eval()
-    prompt = torch.randint(0, tokenizer.eot, (args.prompt,)).tolist()
+    prompt = torch.randint(0, tokenizer.n_vocab, (args.prompt,)).tolist()
     params = SamplingParams(temperature=0, seed=0, max_tokens=args.tokens)
 
     def cached() -> list[int]:

@@ -196,8 +196,8 @@ def missing_field(name: str, field: str, there: list[str], number: int = 0) -> s
     row = f", row {number}," if number else ""
     listed = ", ".join(map(repr, there[:20])) + (", …" if len(there) > 20 else "")
     return (
-        f"{name}{row} has no field {field!r}; it has {listed or 'none'}: name the one that holds "
-        "the text with --field"
+        f"{name}{row} has no field {field!r}; it has {listed or 'none'}: set field to the one that "
+        "holds the text"
     )
 
 
@@ -300,7 +300,7 @@ def check_text_type(kind: Any, name: str, field: str) -> None:
         kind = kind.value_type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise DataError(
-            f"{name}: the field {field!r} is of type {kind}, not text; name another with --field"
+            f"{name}: the field {field!r} is of type {kind}, not text; set field to another"
         )
 
 

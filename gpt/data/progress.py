@@ -41,7 +41,7 @@ class Progress:
             disable=not (show and terminal),
         )
         if self._lines:
-            self._say(what if total is None else f"{what} {total / 1e6:,.1f} MB")
+            self._say(what if total is None else f"{what} {_size(total)}")
 
     def update(self, size: int) -> None:
         self.done += size
@@ -53,14 +53,11 @@ class Progress:
     def line(self, seconds: float) -> str:
         """What a log is told after `seconds` of work."""
         rate = self.done / max(seconds, 1e-9)
-        line = f"{self._what} {self.done / 1e6:,.1f}"
+        line = f"{self._what} {_size(self.done)}"
         if self._total is None:
-            return f"{line} MB, {rate / 1e6:,.1f} MB/s"
+            return f"{line}, {_size(rate)}/s"
         left = max(self._total - self.done, 0) / max(rate, 1e-9)
-        return (
-            f"{line} of {self._total / 1e6:,.1f} MB, {rate / 1e6:,.1f} MB/s, "
-            f"{tqdm.format_interval(left)} left"
-        )
+        return f"{line} of {_size(self._total)}, {_size(rate)}/s, {tqdm.format_interval(left)} left"
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -70,3 +67,7 @@ class Progress:
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()
+
+
+def _size(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"

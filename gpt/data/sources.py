@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import glob
 import hashlib
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from gpt.data.named import NAMED
 from gpt.errors import ConfigError, DataError
 
 HUB = "hf:"
+MAX_WEIGHT = 100
 _LISTED_FILES = 10
 
 
@@ -80,9 +80,10 @@ def as_sources(source: SourceLike | Sequence[SourceLike]) -> list[Source]:
     listed = [source] if isinstance(source, (str, os.PathLike, Source)) else source
     found = [one if isinstance(one, Source) else Source(os.fspath(one)) for one in listed]
     for one in found:
-        if not (math.isfinite(one.weight) and one.weight >= 0):
+        if not 0 <= one.weight <= MAX_WEIGHT:
             raise ConfigError(
-                f"the weight of {one.source} is {one.weight}, but must be a number from 0 up"
+                f"the weight of {one.source} is {one.weight}, but must be from 0 to {MAX_WEIGHT}; "
+                "only the ratio of the weights matters, so lower those of the others"
             )
     if not found:
         raise DataError("no text found: there is no source in the list; name one")
@@ -187,11 +188,16 @@ def _files(source: str) -> list[str]:
                 "plain text, or convert it"
             )
         return [path]
-    if glob.has_magic(path):
+    if glob.has_magic(path) and not source.startswith(("[{", "{")):
         matches = sorted(glob.glob(path, recursive=True))
         files = [p for p in matches if os.path.isfile(p) and kind_of(p)]
         folders = [p for p in matches if os.path.isdir(p)]
         return _some(files + [p for folder in folders for p in _folder(folder)], source)
+    if source.startswith(("[{", "{")):
+        raise DataError(
+            f"{source} is no list of sources that can be read; its entries are texts or mappings "
+            "with source, field, weight and split: '[a.txt, {source: b.jsonl, weight: 2}]'"
+        )
     near = difflib.get_close_matches(source, NAMED, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise DataError(

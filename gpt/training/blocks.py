@@ -179,9 +179,8 @@ class TrainBlocks:
     def _random(self, epoch: int, stream: int) -> np.random.Generator:
         # Two integers make the key, so that neighbouring seeds and epochs share nothing; the
         # streams of one epoch begin 2**192 numbers apart.
-        return np.random.Generator(
-            np.random.Philox(key=[self.seed, epoch], counter=[0, 0, 0, stream])
-        )
+        key = np.array([self.seed, epoch], np.uint64)  # a list would go through floats
+        return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, stream]))
 
     def state_dict(self) -> dict[str, int]:
         return {"blocks_drawn": self._drawn}

@@ -99,8 +99,8 @@ def test_the_field_is_part_of_what_rows_are_and_of_nothing_else(tree: Path) -> N
         assert (a == b) == same
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_a_weight_is_a_number_from_0_up(weight: float) -> None:
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), 101.0])
+def test_a_weight_is_from_0_to_100(weight: float) -> None:
     with pytest.raises(ConfigError, match="the weight of x is"):
         as_sources(Source("x", weight=weight))
 

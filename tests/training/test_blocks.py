@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import DataError
-from gpt.training.blocks import IGNORE, EvalBlocks, TrainBlocks
+from gpt.training.blocks import IGNORE, EvalBlocks, Span, TrainBlocks
 
 
 def loader(n=60, block_size=5, batch_size=4, seed=1, **options):
@@ -126,3 +126,95 @@ def test_processes_share_the_evaluation_out(n, world_size):
 def test_nothing_to_evaluate_is_refused():
     with pytest.raises(DataError, match="held-out text is empty"):
         evaluation(0)
+
+
+# Weights
+
+
+def mixed(weights, sizes=(40, 60, 20), **options):
+    edges = [0, *itertools.accumulate(sizes)]
+    spans = [
+        Span(f"s{i}", a, b, w)
+        for i, ((a, b), w) in enumerate(zip(itertools.pairwise(edges), weights, strict=True))
+    ]
+    return loader(n=edges[-1], spans=spans, **options), spans
+
+
+def of_source(row, spans):
+    [found] = {next(i for i, s in enumerate(spans) if s.start <= t < s.stop) for t in row.tolist()}
+    return found
+
+
+def test_the_order_of_one_source_is_the_one_it_has_always_been():
+    assert loader().cuts(0).tolist()[:6] == [7, 27, 2, 57, 17, 47]
+    assert loader(seed=7).cuts(2).tolist()[:6] == [5, 35, 55, 10, 45, 20]
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_equal_weights_are_no_weights(weight):
+    blocks, _ = mixed([weight] * 3)
+    assert all(map(torch.equal, take(blocks, 20), take(loader(n=120), 20)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.1, 0.5, 1.0, 2.0, 3.7]), min_size=3, max_size=3).filter(
+        lambda w: len(set(w)) > 1
+    ),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_a_source_is_seen_as_often_as_its_weight_says_and_evenly(weights, seed):
+    epochs = 24  # after which each of these sources has ended a lap of its own
+    blocks, spans = mixed(weights, seed=seed, batch_size=1)
+    rows = torch.cat(take(blocks, epochs * blocks.blocks_per_epoch))
+    sources = [of_source(row, spans) for row in rows]
+    for i, (span, weight) in enumerate(zip(spans, weights, strict=True)):
+        there = (span.stop - span.start) // 5
+        share = max(round(weight * there), 1)
+        for epoch in range(epochs):
+            first = epoch * blocks.blocks_per_epoch
+            assert sources[first : first + blocks.blocks_per_epoch].count(i) == share
+        counts = torch.bincount(rows.flatten(), minlength=120)[span.start : span.stop]
+        assert set(counts.tolist()) == {epochs * share // there}
+
+
+def test_a_block_ends_within_its_source():
+    blocks, spans = mixed([1.0, 2.0, 0.5], batch_size=1)
+    for (ids, targets), _ in zip(blocks, range(200), strict=False):
+        span = spans[of_source(ids[0], spans)]
+        size = span.stop - span.start
+        assert torch.equal((ids - span.start + 1) % size, targets - span.start)
+
+
+def test_weight_0_is_left_out():
+    blocks, spans = mixed([1.0, 0.0, 0.0])
+    assert {of_source(row, spans) for row in torch.cat(take(blocks, 20))} == {0}
+    assert blocks.blocks_per_epoch == 8
+
+
+def test_sources_are_mixed_not_one_after_the_other():
+    blocks, spans = mixed([1.0, 2.0, 1.0], batch_size=1)
+    order = [of_source(t[0], spans) for t in take(blocks, blocks.blocks_per_epoch * 2)]
+    assert order != sorted(order)
+    assert order[: len(order) // 2] != order[len(order) // 2 :]
+
+
+@pytest.mark.parametrize("done", [1, 5, 9, 30])
+def test_a_mix_goes_on_where_its_state_says_and_processes_share_it(done):
+    straight = take(mixed([1.0, 2.0, 0.3])[0], 40)
+    first = mixed([1.0, 2.0, 0.3])[0]
+    take(first, done)
+    second = mixed([1.0, 2.0, 0.3])[0]
+    second.load_state_dict(first.state_dict())
+    assert all(map(torch.equal, take(second, 40 - done), straight[done:]))
+    halves = [
+        take(mixed([1.0, 2.0, 0.3], batch_size=2, rank=r, world_size=2)[0], 40) for r in (0, 1)
+    ]
+    assert all(map(torch.equal, map(torch.cat, zip(*halves, strict=True)), straight))
+
+
+def test_a_source_shorter_than_a_block_is_refused_by_name():
+    mixed([1.0, 1.0, 1.0], sizes=(40, 60, 4))
+    mixed([1.0, 2.0, 0.0], sizes=(40, 60, 4))
+    with pytest.raises(DataError, match="training text of s2 has 4 tokens, but one block needs 5"):
+        mixed([1.0, 2.0, 1.0], sizes=(40, 60, 4))

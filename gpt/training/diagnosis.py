@@ -5,6 +5,7 @@ What is measured is in `gpt.diagnosis`, what it means in `gpt.training.symptoms`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -71,7 +72,8 @@ class Diagnosis(Callback):
         self._losses.clear()
         self._resumed = trainer.global_step > 0
         if self.path is not None and trainer.is_global_zero and not self._resumed:
-            self.path.unlink(missing_ok=True)  # of an earlier run in this folder
+            with contextlib.suppress(OSError):  # what is wrong is said when a line is to be written
+                self.path.unlink()  # of an earlier run in this folder
         self.symptoms = Symptoms(
             Setting(
                 pl_module.config,

@@ -212,7 +212,7 @@ RULES: tuple[Rule, ...] = (
         _by_head(lambda layer, head: layer.entropy_share[head]),
         on=0.995,
         off=0.98,
-        finding="weigh all positions alike, so they pick nothing",
+        finding="all positions weigh alike, so that nothing is picked",
         advice=lambda s: (
             f"{_qk_norm(s)}raise {_scale(s)} or model.optimizer.lr (now {_n(s.optimizer.lr)})"
         ),
@@ -222,7 +222,7 @@ RULES: tuple[Rule, ...] = (
         _by_head(_collapse),
         on=0.99,
         off=0.95,
-        finding="put all their weight on one key, so that no gradient reaches the others",
+        finding="all weight is on one key, so that no gradient reaches the others",
         advice=lambda s: f"{_qk_norm(s)}lower {_scale(s)}, {_slower(s)}",
     ),
     Rule(
@@ -230,8 +230,7 @@ RULES: tuple[Rule, ...] = (
         _by_head(lambda layer, head: _size(layer.logit_max[head])),
         on=100.0,
         off=50.0,
-        finding="have attention logits beyond 100, where softmax keeps one key and training "
-        "tips over",
+        finding="scores go beyond 100, where softmax keeps one key and training tips over",
         advice=lambda s: f"{_qk_norm(s)}lower {_scale(s)}, {_slower(s)}",
         early=True,
     ),
@@ -240,7 +239,7 @@ RULES: tuple[Rule, ...] = (
         _by_head(_dead),
         on=1.0,
         off=0.3,
-        finding="add next to nothing to the stream",
+        finding="they add next to nothing to the stream",
         advice=lambda s: (
             f"{_slower(s)}, raise {_init(s)} or {_residual(s)}; "
             f"if they stay dead, fewer will do (model.config.n_head, now {s.model.n_head})"
@@ -251,7 +250,7 @@ RULES: tuple[Rule, ...] = (
         _by_layer(lambda layer, _: layer.dead_units or 0.0),
         on=0.75,
         off=0.5,
-        finding="have MLPs of which three units in four are woken by no token",
+        finding="no token wakes three in four of the hidden units of the MLP",
         advice=lambda s: (
             f"{_slower(s)}; model.config.mlp swiglu has no such units (now {s.model.mlp})"
         ),
@@ -262,7 +261,7 @@ RULES: tuple[Rule, ...] = (
         _by_layer(_idle),
         on=1.0,
         off=0.3,
-        finding="add less than a ten-thousandth of the stream to it",
+        finding="they add less than a ten-thousandth of the stream to it",
         advice=lambda s: f"raise {_residual(s)} or {_init(s)}",
     ),
     Rule(
@@ -270,7 +269,7 @@ RULES: tuple[Rule, ...] = (
         _by_layer(lambda layer, _: _size(layer.stream_rms)),
         on=1e3,
         off=3e2,
-        finding="leave a stream whose root mean square is beyond 1,000",
+        finding="the root mean square of the stream is beyond 1,000",
         advice=lambda s: f"{_norm_place(s)}lower {_residual(s)} or {_init(s)}, {_slower(s)}",
         early=True,
     ),
@@ -279,7 +278,7 @@ RULES: tuple[Rule, ...] = (
         _by_layer(_faint),
         on=1.0,
         off=0.5,
-        finding="leave a stream so faint that norms no longer bring it to size",
+        finding="the stream is so faint that norms no longer bring it to size",
         advice=lambda s: (
             f"raise {_init(s)} or {_residual(s)}; model.config.norm_eps is {_n(s.model.norm_eps)}"
         ),
@@ -290,7 +289,7 @@ RULES: tuple[Rule, ...] = (
         _large_gradients,
         on=100.0,
         off=30.0,
-        finding="get gradients whose norm is beyond 100 before clipping",
+        finding="their norm is beyond 100 before clipping",
         advice=lambda s: f"{_norm_place(s)}{_qk_norm(s)}{_slower(s)}, or lower {_residual(s)}",
         early=True,
     ),
@@ -299,7 +298,7 @@ RULES: tuple[Rule, ...] = (
         _small_gradients,
         on=1.0,
         off=0.3,
-        finding="get less than a thousandth of the gradient that other blocks get, or none",
+        finding="less than a thousandth of what reaches other blocks, or none",
         advice=lambda s: (
             f"{_norm_place(s)}raise {_residual(s)} or {_init(s)}, or warm up longer "
             f"(model.optimizer.warmup_steps, now {s.optimizer.warmup_steps})"
@@ -333,8 +332,10 @@ class Symptoms:
         for rule in RULES:
             ill = self._judge(rule, seen)
             if ill and self._may_speak(rule.kind, seen.step):
+                title = rule.kind.replace("_", " ")
                 advice = rule.advice(self.setting)
-                due.append((rule.kind, f"{_places(ill)} {rule.finding}. Usually helps: {advice}"))
+                text = f"{title} ({_places(ill)}): {rule.finding}. Usually helps: {advice}"
+                due.append((rule.kind, text))
         stalled = self._stalled(seen)
         if stalled and self._may_speak("stalled_loss", seen.step):
             due.append(("stalled_loss", stalled))
@@ -381,7 +382,7 @@ class Symptoms:
                 f"{_residual(self.setting)}"
             )
         return (
-            f"the loss has not fallen for {STALL_STEPS} steps (now {seen.loss:.3f}, "
+            f"stalled loss: not fallen for {STALL_STEPS} steps (now {seen.loss:.3f}, "
             f"{best:.3f} before), and token frequencies alone would give "
             f"{self.setting.unigram:.3f}. Usually helps: {helps}"
         )

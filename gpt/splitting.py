@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 import regex
+import tiktoken
 
 from gpt.errors import TokenizerError
 
@@ -83,6 +84,19 @@ MAX_REPEATS = 10_000
 """Product of a pattern's counted repeats: what a regex engine unrolls them to."""
 
 
+_KNOWN = frozenset([*PATTERNS.values(), CL100K_PATTERN, CHAR_PATTERN])
+
+
+def _refused(pattern: str) -> str:
+    """What tiktoken has against a pattern that is good in Python; empty if nothing. The engine that
+    rustbpe learns with is the same."""
+    try:
+        tiktoken.Encoding("check", pat_str=pattern, mergeable_ranks={b"a": 0}, special_tokens={})
+    except ValueError as error:
+        return " ".join(str(error).split())[:200]
+    return ""
+
+
 def _repeats(pattern: str) -> int:
     """The product of all counts in `{m}` and `{m,n}`, capped."""
     product = 1
@@ -119,6 +133,8 @@ class Splitter:
                 f"the split pattern {pattern!r} leaves some characters out; every character must "
                 r"belong to a piece (end the pattern with |\s+|.)"
             )
+        if pattern not in _KNOWN and (reason := _refused(pattern)):
+            raise TokenizerError(f"the split pattern {shown} is not valid: {reason}")
         self.pattern = pattern
         self.by_character = pattern == CHAR_PATTERN
 

@@ -134,6 +134,8 @@ def test_a_broken_pattern_is_refused() -> None:
         ("(?:(?:a{1000}){1000})|(?s:.)", "too large"),
         ("a|" * 100_000 + "(?s:.)", "too large"),
         ("|(?s:.)", "matches nothing"),
+        (r"(?|a|b)|(?s:.)", "not valid: .*Unknown group flag"),  # Python has more than Rust
+        (r"\p{L}+|\X", "not valid: .*Invalid escape"),
         ("(" * 900 + ")" * 900 + "|(?s:.)", "not valid|matches nothing"),
     ],
 )

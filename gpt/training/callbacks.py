@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -20,8 +21,10 @@ from gpt.model import GPT
 from gpt.params import SamplingParams
 from gpt.plan import AttentionPlan
 from gpt.training.checkpoints import RunCheckpoints
+from gpt.training.ema import averaged
 from gpt.training.module import GPTModule
 from gpt.training.progress import say
+from gpt.training.throughput import is_logging_step
 
 
 class FinalValidation(Callback):
@@ -90,6 +93,20 @@ class SampleText(Callback):
         )
         self.path: Path | None = None
         """Where samples are appended; the trainer's command line gives it."""
+        self._size: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        there = self.path is not None and self.path.is_file()
+        return {"size": self.path.stat().st_size if there and self.path is not None else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._size = state_dict["size"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Drop samples of steps that are now done again."""
+        size, path = self._size, self.path
+        if trainer.is_global_zero and size is not None and path is not None and path.is_file():
+            os.truncate(path, min(size, path.stat().st_size))
 
     def on_train_batch_end(
         self,
@@ -112,6 +129,10 @@ class SampleText(Callback):
         assert isinstance(pl_module, GPTModule)
         if not trainer.is_global_zero:
             return
+        with averaged(trainer, pl_module):
+            self._sample(trainer, pl_module)
+
+    def _sample(self, trainer: L.Trainer, pl_module: GPTModule) -> None:
         gpt = pl_module.gpt
         training = gpt.training
         gpt.eval()
@@ -177,22 +198,24 @@ class StopCleanly(Callback):
         self.signum = signum
         say("stopping after this step and saving it; once more stops at once")
 
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # Between the parts of an accumulated step there are gradients that no checkpoint holds.
-        if self.signum is None or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        # Between two steps: inside an accumulated one there are gradients that no checkpoint holds,
+        # and before this the last step is neither logged nor, where that is due, validated.
+        if batch_idx % trainer.accumulate_grad_batches or not self._asked(trainer):
             return
-        if trainer.global_step == trainer.max_steps:
-            return  # the run's end saves it anyway
         self.checkpoints.save(trainer)
         self.saved = True
         raise Stopped
+
+    def _asked(self, trainer: L.Trainer) -> bool:
+        if trainer.world_size == 1:
+            return self.signum is not None
+        if not is_logging_step(trainer):
+            return False
+        # A signal reaches the processes in different steps, and all must stop in the same.
+        return trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)
 
     def _restore(self) -> None:
         for signum, handler in self._previous.items():

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import CheckpointError, ConfigError
-from gpt.training.checkpoints import read_checkpoint
 from gpt.training.run import RunFolder
+from gpt.training.storage import read_checkpoint
 
 
 def check_precision(precision: Any, accelerator: Any) -> None:
@@ -65,6 +65,6 @@ def tell_of_earlier_run(run: RunFolder) -> None:
     except (CheckpointError, KeyError):
         length = "unknown length"
     print(
-        f"{run.path} holds a run of {length}; starting over (to go on with it: --ckpt_path last)",
+        f"{run.path} holds a run of {length}; starting over (to go on with it: --resume)",
         file=sys.stderr,
     )

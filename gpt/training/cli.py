@@ -7,13 +7,13 @@ that a checkpoint remembers overrides what is given here.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from jsonargparse import ActionYesNo
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -21,16 +21,20 @@ from lightning.pytorch.loggers import Logger
 
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError, UserError
+from gpt.files import write_atomically
 from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly
-from gpt.training.checkpoints import ExportModel, RunCheckpoints, is_trial, read_checkpoint
+from gpt.training.checkpoints import CheckpointSchedule, ExportModel, RunCheckpoints, is_trial
 from gpt.training.checks import (
     check_endless,
     check_precision,
     check_steps_left,
     tell_of_earlier_run,
 )
+from gpt.training.complaints import naming_the_file
 from gpt.training.data import TextDataModule
 from gpt.training.diagnosis import Diagnosis
+from gpt.training.ema import EMA
+from gpt.training.guard import LossGuard
 from gpt.training.loggers import (
     MetricsCSV,
     Wandb,
@@ -49,6 +53,7 @@ from gpt.training.parser import (
 )
 from gpt.training.progress import RunProgress, say
 from gpt.training.run import RunFolder
+from gpt.training.storage import find_last_good, read_checkpoint
 from gpt.training.throughput import Throughput
 
 INTERRUPTED = 130
@@ -87,11 +92,9 @@ class SaveRunConfig(SaveConfigCallback):
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         config = self.config.clone()
         # Repeating a resumed run means doing all of it.
-        config.ckpt_path = None
+        config.ckpt_path, config.resume = None, False
         path = RunFolder(Path(config.runs_dir), config.name).config
-        scratch = path.with_name(f".{path.name}.new")
-        self.parser.save(config, scratch, skip_none=False, overwrite=True, multifile=False)
-        os.replace(scratch, path)
+        write_atomically(path, self.parser.dump(config, skip_none=False).encode())
 
 
 class TrainCLI(LightningCLI):
@@ -99,6 +102,7 @@ class TrainCLI(LightningCLI):
 
     stop: StopCleanly | None = None
     resume_from: Path | None = None
+    steps_done = 0
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -134,6 +138,15 @@ class TrainCLI(LightningCLI):
             help="Weights & Biases: auto uses it where a key or WANDB_MODE=offline is set; "
             "on without a key records offline.",
         )
+        parser.add_argument(
+            "--resume",
+            action=ActionYesNo,
+            default=False,
+            help="Go on with the last good checkpoint of this run, if it has one; else begin. The "
+            "same command can be given again after a crash.",
+        )
+        parser.add_class_arguments(CheckpointSchedule, "checkpoint")
+        parser.add_lightning_class_args(LossGuard, "guard")
         parser.add_lightning_class_args(SampleText, "samples")
         parser.add_lightning_class_args(Diagnosis, "diagnosis")
         parser.link_arguments("model.config.block_size", "data.block_size")
@@ -173,11 +186,28 @@ class TrainCLI(LightningCLI):
         trainer = self.config[self.subcommand].trainer
         check_precision(trainer.precision, trainer.accelerator)
         check_endless(trainer)
-        given = self.config[self.subcommand].ckpt_path
-        if self.subcommand == "fit":
+        config = self.config[self.subcommand]
+        given = config.ckpt_path
+        if config.resume:
+            if given is not None:
+                raise ConfigError(f"--resume and --ckpt_path {given} are both given; give one")
+            if self.subcommand != "fit":
+                raise ConfigError("--resume is for fit; to measure the newest, --ckpt_path last")
+            self.resume_from = self._last_good()
+            config.ckpt_path = None if self.resume_from is None else str(self.resume_from)
+        elif self.subcommand == "fit":
             self.resume_from = None if given is None else self.run_folder.checkpoint(str(given))
         else:
             self.resume_from = self.run_folder.checkpoint("best" if given is None else str(given))
+
+    def _last_good(self) -> Path | None:
+        found, problems = find_last_good(self.run_folder)
+        for problem in problems:
+            say(problem)
+        if found is None:
+            why = "none of its checkpoints is whole" if problems else "it has no checkpoint"
+            say(f"nothing to resume in {self.run_folder.path}: {why}; starting from the beginning")
+        return found
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         given = self._get(self.config_init, "trainer")
@@ -205,12 +235,15 @@ class TrainCLI(LightningCLI):
     def _fit_parts(self, bar: list[Callback]) -> tuple[list[Callback], list[Logger]]:
         run = self.run_folder
         checkpoint = read_checkpoint(self.resume_from) if self.resume_from else None
+        self.steps_done = 0 if checkpoint is None else int(checkpoint["global_step"])
         if not self._get(self.config_init, "trainer").fast_dev_run:
             self._get(self.config_init, "samples").path = run.samples
             self._get(self.config_init, "diagnosis").path = run.path / "diagnosis.jsonl"
-        if checkpoint is not None:
+        if checkpoint is not None and not self._get(self.config, "resume"):
             check_steps_left(checkpoint, self._get(self.config_init, "trainer").max_steps)
-        checkpoints = RunCheckpoints(run)
+        guard = self._get(self.config_init, "guard")
+        guard.run = run
+        checkpoints = RunCheckpoints(run, self._get(self.config_init, "checkpoint"), guard)
         self.stop = StopCleanly(checkpoints)
         callbacks: list[Callback] = [
             Throughput(),
@@ -220,12 +253,16 @@ class TrainCLI(LightningCLI):
             ExportModel(run, checkpoints),
             checkpoints,
         ]
-        loggers: list[Logger] = [MetricsCSV(run.metrics, resume=checkpoint is not None)]
+        if self.model.optimizer_config.ema_decay:
+            callbacks.insert(0, EMA(self.model.optimizer_config.ema_decay))
+        loggers: list[Logger] = [MetricsCSV(run.metrics, keep=self.steps_done)]
         mode = wandb_mode(self._get(self.config, "wandb"))
+        run_id = WandbRunId.of(checkpoint)
+        if mode is not None or WandbRunId.kept(checkpoint):
+            # Kept also by a part of the run that is not recorded.
+            callbacks.append(WandbRunId(run_id))
         if mode is not None:
             run.create()
-            run_id = WandbRunId.of(checkpoint)
-            callbacks.append(WandbRunId(run_id))
             self._dump_config()
             loggers.append(
                 make_wandb_logger(
@@ -239,10 +276,14 @@ class TrainCLI(LightningCLI):
     def fit(self, model: GPTModule, datamodule: TextDataModule, **_: Any) -> None:
         if not is_trial(self.trainer):
             self.run_folder.create()
-            if self.resume_from is None:
+            if self.resume_from is None and not self._get(self.config, "resume"):
                 tell_of_earlier_run(self.run_folder)
         if self.resume_from is not None:
-            say(f"resuming from {self.resume_from}")
+            left = self.trainer.max_steps - self.steps_done
+            say(
+                f"resuming from {self.resume_from} at step {self.steps_done}, "
+                + (f"{left} steps left" if left > 0 else "nothing left to train")
+            )
         try:
             self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.resume_from)
             finish_wandb(self.trainer.loggers)
@@ -258,7 +299,7 @@ class TrainCLI(LightningCLI):
                 command = f"python {command}" if command.endswith(".py") else command
                 say(
                     f"stopped at step {self.trainer.global_step}; saved {run.last}\n"
-                    f"go on with: {command} fit --config {run.config} --ckpt_path last\n"
+                    f"go on with: {command} fit --config {run.config} --resume\n"
                     f"try it: antiphon sample {run.last}"
                 )
             raise KeyboardInterrupt from None
@@ -354,12 +395,13 @@ def main(argv: list[str] | None = None, prog: str = "train.py") -> int:
     (one line on stderr says which), 130 after Ctrl-C.
     """
     _quiet()
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        _start(TrainCLI, with_config_paths(list(sys.argv[1:] if argv is None else argv)), prog)
+        _start(TrainCLI, with_config_paths(given), prog)
     except UserError as error:
         return _fail(prog, str(error), 1)
     except UsageError as error:
-        return _fail(prog, str(error), 2)
+        return _fail(prog, naming_the_file(str(error), given), 2)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0

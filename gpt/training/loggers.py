@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import secrets
 from pathlib import Path
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from gpt.files import write_atomically
 from gpt.training.progress import say
 from gpt.training.wandb_mode import Mode
 from gpt.training.wandb_mode import Wandb as Wandb
@@ -27,13 +29,13 @@ class MetricsCSV(Logger):
 
     Args:
         path: the file.
-        resume: whether to keep the rows that are there.
+        keep: steps whose rows stay if they are there: those done before the resume.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False) -> None:
+    def __init__(self, path: Path, *, keep: int = 0) -> None:
         super().__init__()
         self.path = path
-        self._resume = resume
+        self._keep = keep
         self._columns: list[str] = []
         self._rows: list[dict[str, Any]] | None = None
 
@@ -57,38 +59,38 @@ class MetricsCSV(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         done = (step or 0) + 1
         row = {"step": done, **{k: float(v) for k, v in metrics.items() if k != "epoch"}}
+        first = self._rows is None
         if self._rows is None:
-            self._rows = self._earlier_rows(done) if self._resume else []
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._rows = self._earlier_rows()
             self._columns = list(dict.fromkeys(key for old in self._rows for key in old))
-            self.path.unlink(missing_ok=True)
         self._rows.append(row)
         new = [key for key in row if key not in self._columns]
-        if new or not self.path.exists():
+        if new or first:
             self._columns += new
             self._write_all()
         else:
             with open(self.path, "a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
 
-    def _earlier_rows(self, before: int) -> list[dict[str, Any]]:
-        if not self.path.is_file():
+    def _earlier_rows(self) -> list[dict[str, Any]]:
+        if not self._keep or not self.path.is_file():
             return []
         with open(self.path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         # A line cut short by a crash has no step that can be read.
         return [
-            row for row in rows if (row.get("step") or "").isdecimal() and int(row["step"]) < before
+            row
+            for row in rows
+            if (row.get("step") or "").isdecimal() and int(row["step"]) <= self._keep
         ]
 
     def _write_all(self) -> None:
         assert self._rows is not None
-        scratch = self.path.with_name(f".{self.path.name}.new")
-        with open(scratch, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(self._rows)
-        os.replace(scratch, self.path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(self._rows)
+        write_atomically(self.path, text.getvalue().encode())
 
 
 class WandbRunId(Callback):
@@ -109,8 +111,13 @@ class WandbRunId(Callback):
     @classmethod
     def of(cls, checkpoint: dict[str, Any] | None) -> str:
         """The id in a checkpoint, or a new one."""
-        kept = ((checkpoint or {}).get("callbacks") or {}).get(cls.KEY) or {}
-        return str(kept.get("run_id") or secrets.token_hex(4))
+        return cls.kept(checkpoint) or secrets.token_hex(4)
+
+    @classmethod
+    def kept(cls, checkpoint: dict[str, Any] | None) -> str | None:
+        """The id in a checkpoint, if there is one."""
+        state = ((checkpoint or {}).get("callbacks") or {}).get(cls.KEY) or {}
+        return str(state["run_id"]) if state.get("run_id") else None
 
 
 @rank_zero_only

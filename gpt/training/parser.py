@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 import yaml
@@ -11,7 +11,10 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
 from gpt.training.command import DESCRIPTION, SUBCOMMANDS, command_of
+from gpt.training.complaints import CONFIG_FLAGS, explain
 from gpt.training.run import find_config
+
+HAS_SKIP_UNSET = tuple(int(n) for n in version("jsonargparse").split(".")[:2]) >= (4, 49)
 
 
 class UsageError(Exception):
@@ -28,15 +31,29 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 class Parser(LightningArgumentParser):
-    """Raises instead of printing a page of usage, and says what a misspelt option is near to."""
+    """Raises instead of printing a page of usage, and says what a misspelt option is near to.
+
+    Lightning calls two methods of it by what newer versions of the parser deprecate.
+    """
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if message.startswith("unrecognized arguments: "):
-            given = next((word for word in message.split() if word.startswith("--")), None)
-            near = None if given is None else nearest(given.partition("=")[0], self.options())
-            if near is not None:
-                message += f"; did you mean {near}?"
-        raise UsageError(message) from ex
+        raise UsageError(explain(message, self.options())) from ex
+
+    def add_class_arguments(self, theclass: Any, nested_key: str | None = None, *args: Any,
+                            **kwargs: Any) -> Any:  # fmt: skip
+        if nested_key == "data":
+            # A file named as `data.source` is the text itself, not a config with the source in it.
+            kwargs["sub_configs"] = False
+        return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+
+    def dump(self, cfg: Any, *args: Any, **kwargs: Any) -> str:
+        if HAS_SKIP_UNSET and "skip_none" in kwargs:
+            kwargs["skip_unset"] = kwargs.pop("skip_none")
+        return str(super().dump(cfg, *args, **kwargs))
+
+    def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
+        current = getattr(self, "instantiate", None) or super().instantiate_classes
+        return current(cfg, **kwargs)
 
     def subcommands(self) -> dict[str, Parser]:
         """The parsers of the subcommands, by name."""
@@ -52,22 +69,6 @@ class Parser(LightningArgumentParser):
         for parser in self.subcommands().values():
             found += parser.options()
         return list(dict.fromkeys(name for name in found if name.startswith("--")))
-
-
-def nearest(given: str, options: list[str]) -> str | None:
-    """The option that was probably meant: one with the same last part, or one spelt nearly so.
-
-    Of several with the same last part it is the one whose whole name is nearest.
-    """
-    last = given.removeprefix("--").rpartition(".")[2]
-    same = [name for name in options if name.removeprefix("--").rpartition(".")[2] == last]
-    if same:
-        return max(same, key=lambda name: difflib.SequenceMatcher(None, given, name).ratio())
-    near = difflib.get_close_matches(given, options, n=1, cutoff=0.75)
-    if not near:
-        lasts = {name.removeprefix("--").rpartition(".")[2]: name for name in reversed(options)}
-        near = [lasts[word] for word in difflib.get_close_matches(last, lasts, n=1, cutoff=0.75)]
-    return near[0] if near else None
 
 
 def parser_kwargs(prog: str) -> dict[str, Any]:
@@ -106,9 +107,9 @@ def with_config_paths(argv: list[str]) -> list[str]:
         flag, equals, value = argument.partition("=")
         if after_flag:
             argument = _readable_config(argument)
-        elif equals and flag in ("--config", "-c"):
+        elif equals and flag in CONFIG_FLAGS:
             argument = f"{flag}={_readable_config(value)}"
-        after_flag = argument in ("--config", "-c")
+        after_flag = argument in CONFIG_FLAGS
         found.append(argument)
     return found
 

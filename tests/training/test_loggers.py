@@ -36,10 +36,10 @@ def test_a_new_metric_adds_a_column_and_keeps_the_rows(tmp_path):
 def test_a_new_run_replaces_the_file_and_a_resumed_one_goes_on_in_it(tmp_path):
     path = tmp_path / "metrics.csv"
     for step in range(4):
-        MetricsCSV(path, resume=step > 0).log_metrics({"a": step}, step=step)
+        MetricsCSV(path, keep=step).log_metrics({"a": step}, step=step)
     with open(path, "a") as file:
         file.write("9")  # what a crash may leave
-    again = MetricsCSV(path, resume=True)
+    again = MetricsCSV(path, keep=2)
     again.log_metrics({"a": 20}, step=2)
     again.log_metrics({"b": 30}, step=3)
     assert [(row["step"], row["a"], row["b"]) for row in rows(path)] == [

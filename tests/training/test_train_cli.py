@@ -135,7 +135,7 @@ def test_a_refused_run_leaves_the_earlier_one_as_it_was_and_a_new_one_says_so(
     assert main(["fit", *tiny, "--trainer.fast_dev_run", "true"]) == 0
     assert contents(folder) == before
     assert main(["fit", *tiny, "--trainer.max_steps", "1"]) == 0
-    told = "runs/run holds a run of 2 steps; starting over (to go on with it: --ckpt_path last)"
+    told = "runs/run holds a run of 2 steps; starting over (to go on with it: --resume)"
     assert told in capsys.readouterr().err
     assert (folder / "samples.txt").read_text().count("--- step") == 1
 

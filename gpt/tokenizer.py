@@ -8,11 +8,7 @@ tokens of its characters, unless the caller asks otherwise.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import json
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,18 +16,18 @@ from typing import Any, TypeAlias
 import rustbpe
 import tiktoken
 
+from gpt import tokenizer_format
 from gpt.errors import InexpressibleTextError, TokenizerError
 from gpt.files import write_atomically
 from gpt.merging import leftover
 from gpt.specials import MAX_VOCAB, SpecialFinder, check_names, check_special
 from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN, Splitter, split_pattern
+from gpt.tokenizer_format import END_OF_TEXT, Described
 
-END_OF_TEXT = "<|endoftext|>"
 MIN_BPE_VOCAB = 257
 """256 bytes and end-of-text."""
 
 FILE_NAME = "tokenizer.json"
-_FORMAT = 2
 
 Bytes: TypeAlias = bytes
 """In `Tokenizer` the plain name means the method."""
@@ -96,7 +92,7 @@ class Tokenizer:
                 self._token_bytes[token] = name.encode()
         self._missing = frozenset(b for b in range(256) if bytes([b]) not in ranks)
         self._known_chars: set[str] = set()
-        self.fingerprint = _fingerprint(pattern, tokens, self.special, end_of_text)
+        self.fingerprint = tokenizer_format.fingerprint(self._described)
         try:
             self.encoding = tiktoken.Encoding(
                 f"antiphon-{kind}-{self.fingerprint[:12]}",
@@ -200,9 +196,7 @@ class Tokenizer:
         new = [name for name in names if name not in self.special]
         if not new:
             return self
-        tokens = [b""] * (1 + max(self._ranks.values()))
-        for token, rank in self._ranks.items():
-            tokens[rank] = token
+        tokens = self._described.tokens
         special = self.special | {name: self.n_vocab + i for i, name in enumerate(new)}
         return Tokenizer(
             self.kind, self.pattern, tokens, special=special, end_of_text=self.end_of_text
@@ -323,57 +317,30 @@ class Tokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         """All of the tokenizer as plain data that JSON can hold."""
-        names = {token: name for name, token in self.special.items()}
-        ordinary = [b"" if i in names else t for i, t in enumerate(self._token_bytes)]
-        while not ordinary[-1]:
-            ordinary.pop()
-        return {
-            "format": _FORMAT,
-            "kind": self.kind,
-            "pattern": self.pattern,
-            "end_of_text": self.end_of_text,
-            "special": self.special,
-            "fingerprint": self.fingerprint,
-            "tokens": [base64.b64encode(token).decode("ascii") for token in ordinary],
-        }
+        return tokenizer_format.to_dict(self._described, self.fingerprint)
 
     @classmethod
     def from_dict(cls, values: Any) -> Tokenizer:
-        """The inverse of `to_dict`; reads format 1 too, which had no special tokens by name.
+        """The inverse of `to_dict`; reads what earlier versions wrote, too.
 
         Raises:
             TokenizerError: not made by `to_dict`, of a later format, or changed since.
         """
-        if not isinstance(values, dict):
-            raise TokenizerError(f"a tokenizer is an object of fields, not {type(values).__name__}")
-        version = values.get("format")
-        if "added_tokens" in values:
-            raise TokenizerError("it is one of the Hugging Face kind, which cannot be read here")
-        if version not in (1, _FORMAT):
-            raise TokenizerError(
-                f"its format is {repr(version)[:40]}, but this version reads 1 to {_FORMAT}"
-            )
-        kind, pattern, tokens = (values.get(name) for name in ("kind", "pattern", "tokens"))
-        if not (isinstance(kind, str) and isinstance(pattern, str) and isinstance(tokens, list)):
-            raise TokenizerError("a tokenizer needs the fields kind, pattern and tokens")
-        if not (kind.isprintable() and 0 < len(kind) <= 40):
-            raise TokenizerError(f"the tokenizer's kind is no name: {kind[:40]!r}")
-        end_of_text = values.get("end_of_text")
-        if not isinstance(end_of_text, str) or (version == 1 and end_of_text != END_OF_TEXT):
-            raise TokenizerError(f"the end-of-text token is {repr(end_of_text)[:40]}, no such name")
-        special = {end_of_text: len(tokens)} if version == 1 else values.get("special")
-        if not isinstance(special, dict):
-            raise TokenizerError("a tokenizer needs the field special: ids by name")
-        try:
-            decoded = [base64.b64decode(token, validate=True) for token in tokens]
-        except (binascii.Error, TypeError, ValueError):
-            raise TokenizerError("the tokenizer has a token that is not base64") from None
-        made = cls(kind, pattern, decoded, special=special, end_of_text=end_of_text)
-        if values.get("fingerprint") != made.fingerprint:
+        described, fingerprint = tokenizer_format.from_dict(values)
+        kind, pattern, tokens, special, end_of_text = described
+        made = cls(kind, pattern, tokens, special=special, end_of_text=end_of_text)
+        if made.fingerprint != fingerprint:
             raise TokenizerError(
                 "the tokenizer does not match its fingerprint; it has been changed"
             )
         return made
+
+    @property
+    def _described(self) -> Described:
+        tokens = [b""] * (1 + max(self._ranks.values()))
+        for token, rank in self._ranks.items():
+            tokens[rank] = token
+        return Described(self.kind, self.pattern, tokens, self.special, self.end_of_text)
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file, whole or not at all. Raises TokenizerError if that fails."""
@@ -410,29 +377,6 @@ def check_special_tokens(names: Sequence[str], end_of_text: str = END_OF_TEXT) -
             f"{end_of_text} cannot be named as a special token: every vocabulary has it, and where "
             "it stands in a text it is ordinary text"
         )
-
-
-def _fingerprint(
-    pattern: str, tokens: Sequence[bytes], special: Mapping[str, int], end_of_text: str
-) -> str:
-    """Identity of a vocabulary. Where end-of-text is the one special token, after all others and
-    under its usual name, it is what it was before there were more."""
-    parts = [pattern.encode("utf-8", "surrogatepass")]
-    if special == {END_OF_TEXT: len(tokens)} and all(tokens):
-        parts += [*tokens, END_OF_TEXT.encode()]
-    else:
-        # No pattern: it would lose text. So this is the digest of no plain vocabulary.
-        parts = [b"special tokens", *parts, end_of_text.encode()]
-        numbered = [(token, name.encode()) for name, token in special.items()]
-        parts += [_NUMBER(token) + name for token, name in sorted(numbered)]
-        parts.append(b"")
-        parts += [_NUMBER(rank) + token for rank, token in enumerate(tokens) if token]
-    # Lengths go first, so that no two vocabularies spell the same bytes.
-    return hashlib.sha256(b"".join([_NUMBER(len(part)) + part for part in parts])).hexdigest()
-
-
-_NUMBER = struct.Struct("<Q").pack
-"""A number as eight bytes."""
 
 
 def _unless_panic(error: BaseException, message: str) -> BaseException:

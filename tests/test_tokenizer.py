@@ -524,3 +524,11 @@ def test_unusable_tokens_are_refused(tokens: list[bytes]) -> None:
     values["tokens"] = [base64.b64encode(token).decode() for token in tokens]
     with pytest.raises(TokenizerError):
         Tokenizer.from_dict(values)
+
+
+def test_empty_places_at_the_end_change_nothing(tmp_path: Path) -> None:
+    tokens = [bytes([b]) for b in range(256)]
+    padded = Tokenizer("bytes", CHAR_PATTERN, [*tokens, b"", b""], special={END_OF_TEXT: 256})
+    assert padded.fingerprint == BYTES.fingerprint
+    assert padded.to_dict() == BYTES.to_dict()
+    assert Tokenizer.from_dict(padded.to_dict()).n_vocab == padded.n_vocab == 257

@@ -14,7 +14,7 @@ test: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format proto wheel clean
+.PHONY: help demo test lint format docs proto wheel clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,10 @@ format: $(VENV)/.installed-dev  ## put the code into the project's format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.installed-dev  ## build the documentation into site/; a warning fails it
+	$(PY) -m mkdocs build --strict
+
 proto: $(VENV)/.installed-dev  ## generate serve/v1 from protos/
 	$(PY) -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \
 	    protos/serve/v1/generation.proto
@@ -42,7 +46,7 @@ wheel: $(VENV)/.installed-dev  ## build dist/antiphon-*.whl
 	$(PY) -m build --wheel
 
 clean:  ## remove the environment, builds and caches; data/ and runs/ stay
-	rm -rf $(VENV) $(VENV).bootstrap build dist *.egg-info
+	rm -rf $(VENV) $(VENV).bootstrap build dist site *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

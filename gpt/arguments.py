@@ -30,8 +30,17 @@ class CommandParser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             given = next((word for word in message.split() if word.startswith("--")), None)
             if given is not None:
-                message += hint(given.partition("=")[0], self._option_string_actions)
+                message += hint(given.partition("=")[0], self._options())
         super().error(message)
+
+    def _options(self) -> list[str]:
+        """Those of subcommands too: what they do not know is complained of here."""
+        found = [*self._option_string_actions]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    found += parser._option_string_actions
+        return found
 
 
 def hint(given: str, possible: Iterable[str]) -> str:

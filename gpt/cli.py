@@ -50,11 +50,33 @@ GROUPS: dict[str, dict[str, Command]] = {
             ("doctor",),
         ),
     },
+    "Text": {
+        "data": Command(
+            "gpt.data.command:main",
+            "prepare text for training, and look at what is prepared",
+            ("data prepare book.txt",),
+        ),
+        "tokenize": Command(
+            "gpt.tokenize:main",
+            "show how a tokenizer cuts a text",
+            ("tokenize 'The cat sat.' --tokenizer bytes",),
+        ),
+    },
     "Train": {
         "train": Command(
             "gpt.training.command:main",
             "train a model on text (fit), or measure one (validate, test)",
             ("train fit --config shakespeare-tiny",),
+        ),
+        "eval": Command(
+            "gpt.evaluate:main",
+            "measure how well a model predicts any text",
+            ("eval runs/shakespeare-tiny/model",),
+        ),
+        "report": Command(
+            "gpt.training.report:main",
+            "make a page of a run, or one that compares several",
+            ("report runs/shakespeare-tiny",),
         ),
     },
     "Use a trained model": {

@@ -273,12 +273,19 @@ def test_a_misspelt_option_is_told_what_it_is_near_to(
 ) -> None:
     parser = parser_of(name)
     *_, below = with_subcommands(parser)
-    option = max(below._option_string_actions, key=len)
+    required = [action for action in below._actions if action.required]
+    optional = [
+        flag
+        for action in below._actions
+        for flag in action.option_strings
+        if flag.startswith("--") and flag != "--help" and not action.required
+    ]
+    option = max(optional, key=len, default="--help")
     path = below.prog.split()[2:]
     needed = [
-        (list(action.choices) if action.choices else ["x"])[0]
-        for action in below._actions
-        if not action.option_strings and action.nargs not in ("?", "*")
+        word
+        for action in required
+        for word in (*action.option_strings[:1], next(iter(action.choices or ["x"])))
     ]
     with pytest.raises(SystemExit):
         parser.parse_args([*path, *needed, f"{option}x"])

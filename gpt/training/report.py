@@ -7,7 +7,6 @@ several runs over each other.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import html
 import math
@@ -19,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from gpt.arguments import CommandParser
 from gpt.errors import DataError
 from gpt.files import write_atomically
 from gpt.training.curves import METRICS_FILE, Run, Sample, curves_svg, loss_png, read_run
@@ -305,12 +305,11 @@ def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # --- Command ------------------------------------------------------------------------------------
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(prog: str) -> CommandParser:
+    parser = CommandParser(
         prog=prog,
         description="Make the page of a run (curves, results, samples, settings), also while it "
-        "goes on; of several runs, a page that compares them.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "goes on;\nof several runs, a page that compares them.",
         epilog=f"examples:\n  {prog} runs/shakespeare-tiny\n"
         f"  {prog} runs/first runs/second --out comparison.html",
     )

@@ -6,6 +6,8 @@ import inspect
 import json
 import math
 import shlex
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from gpt.data.statistics import of_prepared
 from gpt.errors import ConfigError, DataError, TokenizerError
 from gpt.tokenizer import Tokenizer
 
+ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"Line {i} of the book.\n" * (i % 7 + 1) for i in range(40)] + ["Line 3 of the book.\n"]
 
 
@@ -29,7 +32,7 @@ TEXTS = [f"Line {i} of the book.\n" * (i % 7 + 1) for i in range(40)] + ["Line 3
 def rows(tmp_path: Path) -> Path:
     """40 documents of which the first has a duplicate."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*TEXTS, TEXTS[0]]))
+    path.write_text("".join(json.dumps({"text": text, "body": text}) + "\n" for text in [*TEXTS, TEXTS[0]]))
     return path
 
 
@@ -72,6 +75,7 @@ def test_defaults_are_those_of_prepare_and_of_the_trainer(capsys: Any) -> None:
         ["--tokenizer", "chars", "--newlines", "lf", "--on-error", "replace"],
         ["--vocab-size", "280", "--pattern", "o200k", "--special-token", "<a b>"],
         ["--pattern", r"\p{L}+|(?s:.)", "--val-fraction", "0.25", "--workers", "1"],
+        ["--field", "body", "--tokenizer", "bytes"],
         ["--weight"],
     ],
 )
@@ -161,7 +165,7 @@ def test_flags_that_do_not_fit_are_refused(argv: list[str], says: str, capsys: A
         (["prepare", "{here}/none.txt"], DataError, "none.txt"),
         (["prepare", "{rows}", "--pattern", "gpt9"], TokenizerError, "did you mean gpt4"),
         (["prepare", "{rows}", "--pattern", "("], TokenizerError, "not valid"),
-        (["prepare", "{rows}", "--field", "body"], DataError, "body"),
+        (["prepare", "{rows}", "--field", "title"], DataError, "title"),
         (["prepare", "{rows}", "--tokenizer", "gpt-2"], TokenizerError, "did you mean gpt2"),
         (["prepare", "{rows}@-1"], DataError, "@-1"),
         (["inspect", "{here}"], DataError, "no prepared data"),
@@ -318,6 +322,17 @@ def test_a_corpus_is_counted_without_being_prepared(
     out = run(capsys, "stats", str(rows), "--top", "2", "--tokenizer", str(data.folder))
     assert "documents   42, of them" in out
     assert "most frequent" in out
+
+
+def test_preparing_loads_no_torch(rows: Path) -> None:
+    code = (
+        "import sys; from gpt.data.command import main\n"
+        "main(['prepare', sys.argv[1], '--tokenizer', 'bytes', '--root', sys.argv[2], '--quiet'])\n"
+        "assert not {'torch', 'grpc', 'lightning'} & set(sys.modules)"
+    )
+    argv = [sys.executable, "-c", code, str(rows), str(rows.parent)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_of_each_action_ends_with_examples(capsys: Any) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from gpt.cache import LayerCache
 from gpt.config import GPTConfig
 from gpt.norms import RMSNorm
-from gpt.plan import AttentionPlan, Group
+from gpt.plan import Group, LayerPlan
 from gpt.positions import rotate
 
 
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rotary: tuple[Tensor, Tensor] | None,
-        plan: AttentionPlan,
+        plan: LayerPlan,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Let every token look at what the plan allows it.
@@ -90,7 +90,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    plan: AttentionPlan,
+    plan: LayerPlan,
     cache: LayerCache | None = None,
     *,
     scale: float,

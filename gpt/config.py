@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from gpt.errors import ConfigError
-from gpt.patterns import parse_pattern
+from gpt.patterns import parse_patterns
 
 Position = Literal["rotary", "learned"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -43,7 +43,8 @@ class GPTConfig:
             embedding per position, as GPT-2 does.
         rope_base: longest wavelength of the rotary angles, in units of 2*pi tokens.
         pattern: which earlier positions a token may look at: `causal`, or `window:N` for itself and
-            the N - 1 before it.
+            the N - 1 before it. A list repeats over the layers: three windows and `causal` make
+            every fourth layer see everything.
         norm: `rmsnorm` (Zhang & Sennrich, arXiv 1910.07467) or `layernorm` (arXiv 1607.06450).
         norm_eps: added to the mean square or variance.
         norm_place: `pre` normalises what goes into a branch, `post` the sum that comes after it
@@ -72,7 +73,7 @@ class GPTConfig:
     d_ff: int | None = None
     position: Position = "rotary"
     rope_base: float = 10000.0
-    pattern: str = "causal"
+    pattern: list[str] | str = "causal"
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-5
     norm_place: NormPlace = "pre"
@@ -134,7 +135,12 @@ class GPTConfig:
                 raise ConfigError(
                     f"{name} is {value}, but must be a finite number above 0 (or null)"
                 )
-        parse_pattern(self.pattern)
+        if not self.patterns or len(self.patterns) > self.n_layer:
+            raise ConfigError(
+                f"pattern lists {len(self.patterns)} patterns, but must list 1 to n_layer "
+                f"({self.n_layer})"
+            )
+        parse_patterns(self.patterns)
 
     def _check_types(self) -> None:
         """A file can say anything: 128.5 layers, a width of 10**30, a list for a number."""
@@ -142,16 +148,20 @@ class GPTConfig:
             "int": "a whole number up to 2**31",
             "float": "a number",
             "bool": "true or false",
+            "list[str]": "text or a list of texts",
         }
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            kind, _, optional = str(field.type).partition(" | ")
-            if value is None and optional:
+            kind, _, other = str(field.type).partition(" | ")
+            if value is None and other == "None":
                 continue
             good = {
                 "int": type(value) is int and abs(value) <= 2**31,
                 "float": type(value) in (int, float) and not abs(value) > 1e30,
                 "bool": type(value) is bool,
+                # The list comes first for the trainer's flags: whatever is given is also text.
+                "list[str]": isinstance(value, str)
+                or (isinstance(value, list) and all(isinstance(part, str) for part in value)),
             }.get(kind, isinstance(value, str))
             if not good:
                 shown = repr(value)[:40]
@@ -172,6 +182,11 @@ class GPTConfig:
         if self.d_ff is not None:
             return self.d_ff
         return -(-8 * self.d_model // 3 // 32) * 32 if self.mlp == "swiglu" else 4 * self.d_model
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The list of patterns that repeats over the layers."""
+        return (self.pattern,) if isinstance(self.pattern, str) else tuple(self.pattern)
 
     @property
     def score_scale(self) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gpt.attention import Attention
 from gpt.model import GPT, Block
-from gpt.plan import AttentionPlan, Group
+from gpt.plan import Group, LayerPlan
 
 OFFSETS = 4
 """Whether a head always looks 0, 1, 2 or 3 tokens back is told apart from other sharpness."""
@@ -176,9 +176,7 @@ def _head_rms(attn: Attention, y: Tensor) -> Tensor:
     return (squares / (len(heads) * len(W))).clamp(min=0).sqrt()
 
 
-def head_statistics(
-    q: Tensor, k: Tensor, plan: AttentionPlan, *, scale: float
-) -> dict[str, Tensor]:
+def head_statistics(q: Tensor, k: Tensor, plan: LayerPlan, *, scale: float) -> dict[str, Tensor]:
     """Entropy, sharpness and largest score of each head, as `LayerReport` names them.
 
     Args:

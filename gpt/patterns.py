@@ -7,6 +7,7 @@ fused causal kernel cannot be used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,4 +55,26 @@ def parse_pattern(text: str) -> Pattern:
         return SlidingWindow(int(argument))
     raise ConfigError(
         f"pattern is {text[:40]!r}, but must be 'causal' or 'window:N' with N at least 1"
+    )
+
+
+@dataclass(frozen=True)
+class LayerPatterns:
+    """The patterns of a model's layers.
+
+    Attributes:
+        kinds: the distinct ones.
+        layer_kinds: which of them each layer has; repeats if there are more layers.
+    """
+
+    kinds: tuple[Pattern, ...]
+    layer_kinds: tuple[int, ...] = (0,)
+
+
+def parse_patterns(texts: str | Sequence[str]) -> LayerPatterns:
+    """One pattern, or the list of them that repeats over the layers. Raises ConfigError."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    distinct = list(dict.fromkeys(listed))
+    return LayerPatterns(
+        tuple(map(parse_pattern, distinct)), tuple(distinct.index(text) for text in listed)
     )

@@ -5,6 +5,14 @@ Built on the host once a forward and shared by all layers. It answers three ques
 may they see. Training hands in one dense group; serving hands in whatever mix of prefill chunks and
 decode steps the scheduler chose. Attention itself never asks which of the two it is.
 
+Layers may differ in pattern. Those of one pattern see the same and share a `LayerPlan`, which is
+all that `attend` needs; the `AttentionPlan` holds one for each kind and says which layer has which:
+
+    pattern [window:256, window:256, causal]    layer  0 1 2 3 4 5 6 …
+                                                kind   0 0 1 0 0 1 0 …
+
+Within a kind, tokens are sorted into groups that go through one kernel call each:
+
     tokens   a a a a a a | b | c | d d          N = 10: a prefill chunk, two decodes, a chunk
     groups   0 0 0 0 0 0 | 1 | 1 | 2 2          b and c see contexts of like length: one group
 """
@@ -18,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gpt.pages import NULL_PAGE, pages_for
-from gpt.patterns import Causal, Pattern
+from gpt.patterns import Causal, LayerPatterns, Pattern
 
 
 @dataclass(frozen=True)
@@ -62,33 +70,60 @@ class Group:
 
 
 @dataclass(frozen=True)
+class LayerPlan:
+    """What a layer's attention needs to know of the tokens; shared by all layers of one kind.
+
+    Attributes:
+        groups: together they cover every token once.
+        slots: (N,) where each token's key and value go in the layer's cache; None: nothing is
+            cached.
+    """
+
+    groups: tuple[Group, ...]
+    slots: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """Attributes:
     positions: absolute position of each token: (N,) for a paged plan, (T,) for a dense one, (B, T)
         for a packed one.
-    groups: together they cover every token once.
-    slots: (N,) where each token's key and value go in the cache; None: nothing is cached.
+    kinds: one plan for each distinct pattern.
+    layer_kinds: which of them each layer takes; repeats if there are more layers.
     logit_rows: (M,) the tokens whose logits are wanted; None: all of them.
     """
 
     positions: Tensor
-    groups: tuple[Group, ...]
-    slots: Tensor | None = None
+    kinds: tuple[LayerPlan, ...]
+    layer_kinds: tuple[int, ...] = (0,)
     logit_rows: Tensor | None = None
+
+    def layer(self, index: int) -> LayerPlan:
+        """The plan of layer `index`, counted from 0."""
+        return self.kinds[self.layer_kinds[index % len(self.layer_kinds)]]
 
     @classmethod
     def dense(
-        cls, batch: int, time: int, *, pattern: Pattern, device: torch.device | str = "cpu"
+        cls,
+        batch: int,
+        time: int,
+        *,
+        pattern: Pattern | LayerPatterns,
+        device: torch.device | str = "cpu",
     ) -> AttentionPlan:
-        """`batch` whole sequences of `time` tokens, nothing cached: training, evaluation."""
+        """`batch` whole sequences of `time` tokens, nothing cached: training, evaluation.
+
+        Args:
+            pattern: of all layers, or those of each; so for every constructor.
+        """
+        distinct, layer_kinds = _kinds(pattern)
         positions = torch.arange(time, device=device)
-        causal = isinstance(pattern, Causal)
-        mask = None if causal else pattern.allowed(positions[:, None], positions)[None, None]
-        return cls(positions, (Group(batch, time, time, causal=causal, mask=mask),))
+        kinds = tuple(LayerPlan((_whole(batch, positions, p),)) for p in distinct)
+        return cls(positions, kinds, layer_kinds)
 
     @classmethod
     def packed(
-        cls, ids: Tensor, *, eot: int, pattern: Pattern, one_group: bool = False
+        cls, ids: Tensor, *, eot: int, pattern: Pattern | LayerPatterns, one_group: bool = False
     ) -> AttentionPlan:
         """Blocks cut from a stream of documents, none of which sees another: training, evaluation.
 
@@ -103,39 +138,31 @@ class AttentionPlan:
                 meets the same shapes whatever the text.
         """
         B, T = ids.shape
+        distinct, layer_kinds = _kinds(pattern)
         begins = ids == eot
         begins[:, 0] = True
         index = torch.arange(T, device=ids.device)
         starts = torch.where(begins, index, 0).cummax(-1).values  # (B, T) where its document began
         positions = index - starts
         bordered = begins[:, 1:].any(-1)
-        if one_group:
-            with_border, whole = None, 0
-        else:
+        whole_rows = border_rows = None
+        if not one_group:
             if not bool(bordered.any()):
                 return cls.dense(B, T, pattern=pattern, device=ids.device)
             with_border = bordered.nonzero()[:, 0]
-            whole = B - len(with_border)
-        mine = starts if with_border is None else starts[with_border]  # (b, T)
-        same = mine[:, :, None] == mine[:, None, :]
-        mask = (same & pattern.allowed(index[:, None], index)).unsqueeze(1)  # (b, 1, T, T)
-        rows = None
-        groups = []
-        if whole:
-            causal = isinstance(pattern, Causal)
-            plain = (~bordered).nonzero()[:, 0]
-            groups.append(
-                Group(
-                    whole, T, T,
-                    rows=_rows_of(plain, T),
-                    causal=causal,
-                    mask=None if causal else pattern.allowed(index[:, None], index)[None, None],
-                )
-            )  # fmt: skip
-            assert with_border is not None
-            rows = _rows_of(with_border, T)
-        groups.append(Group(len(mine), T, T, rows=rows, mask=mask))
-        return cls(positions, tuple(groups))
+            starts = starts[with_border]
+            border_rows = _rows_of(with_border, T)
+            whole_rows = _rows_of((~bordered).nonzero()[:, 0], T)
+        same = starts[:, :, None] == starts[:, None, :]
+        places = index - starts  # (b, T), counted within documents
+        kinds = []
+        for p in distinct:
+            mask = (same & p.allowed(places[:, :, None], places[:, None, :])).unsqueeze(1)
+            groups = [Group(len(starts), T, T, rows=border_rows, mask=mask)]
+            if whole_rows is not None and len(whole_rows):
+                groups.insert(0, _whole(B - len(starts), index, p, rows=whole_rows))
+            kinds.append(LayerPlan(tuple(groups)))
+        return cls(positions, tuple(kinds), layer_kinds)
 
     @classmethod
     def paged(
@@ -143,11 +170,12 @@ class AttentionPlan:
         chunks: Seq[Chunk],
         *,
         page_size: int,
-        pattern: Pattern,
+        pattern: Pattern | LayerPatterns,
         device: torch.device | str = "cpu",
         logit_rows: Seq[int] | None = None,
     ) -> AttentionPlan:
         """Chunks of sequences whose earlier tokens are in the cache."""
+        distinct, layer_kinds = _kinds(pattern)
         positions: list[int] = []
         slots: list[int] = []
         firsts: list[int] = []
@@ -165,25 +193,46 @@ class AttentionPlan:
                 for p in range(chunk.start, end)
             )
         members = _group(chunks, page_size)
-        groups = tuple(
-            _paged_group(
-                [chunks[i] for i in group],
-                # One group over everything, in order, needs no gathering of rows.
-                None if group == list(range(len(chunks))) else [firsts[i] for i in group],
-                page_size,
-                pattern,
-                device,
+        slots_of_all = torch.tensor(slots, device=device)
+        kinds = [
+            LayerPlan(
+                tuple(
+                    _paged_group(
+                        [chunks[i] for i in group],
+                        # One group over everything, in order, needs no gathering of rows.
+                        None if group == list(range(len(chunks))) else [firsts[i] for i in group],
+                        page_size,
+                        p,
+                        device,
+                    )
+                    for group in members
+                ),
+                slots_of_all,
             )
-            for group in members
-        )
+            for p in distinct
+        ]
         return cls(
             torch.tensor(positions, device=device),
-            groups,
-            torch.tensor(slots, device=device),
+            tuple(kinds),
+            layer_kinds,
             None
             if logit_rows is None
             else torch.tensor(logit_rows, dtype=torch.int64, device=device),
         )
+
+
+def _kinds(pattern: Pattern | LayerPatterns) -> tuple[tuple[Pattern, ...], tuple[int, ...]]:
+    if isinstance(pattern, LayerPatterns):
+        return pattern.kinds, pattern.layer_kinds
+    return (pattern,), (0,)
+
+
+def _whole(batch: int, positions: Tensor, pattern: Pattern, rows: Tensor | None = None) -> Group:
+    """`batch` sequences that are there from the first token on."""
+    time = len(positions)
+    causal = isinstance(pattern, Causal)
+    mask = None if causal else pattern.allowed(positions[:, None], positions)[None, None]
+    return Group(batch, time, time, rows=rows, causal=causal, mask=mask)
 
 
 def _rows_of(blocks: Tensor, time: int) -> Tensor:

@@ -27,9 +27,11 @@ training and generation.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt.blocksparse import Extra, block_sparse_attention
 from gpt.cache import LayerCache
 from gpt.config import GPTConfig
 from gpt.norms import RMSNorm
@@ -137,11 +139,19 @@ def _rows(x: Tensor, group: Group) -> Tensor:
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, dropout: float) -> Tensor:
     """(b, H, t, D) queries against (b, K, s, D) keys, by the fastest exact route for the shape."""
+    mask = group.mask
+    if group.blocks is not None:
+        if dropout == 0:
+            extra = Extra(first_key=group.first_key)
+            return block_sparse_attention(q, k, v, group.blocks, scale, extra)
+        # Weights that are dropped must be known again in the backward pass; the fused kernels keep
+        # them, at the price of the whole square.
+        mask = group.sight(torch.arange(group.t, device=q.device))
     if group.t == 1 and q.device.type == "cpu" and dropout == 0 and not group.causal:
-        return _one_query(q, k, v, group.mask, scale)
+        return _one_query(q, k, v, mask, scale)
     return F.scaled_dot_product_attention(
         q, k, v,
-        attn_mask=None if group.causal else group.mask,
+        attn_mask=None if group.causal else mask,
         dropout_p=dropout,
         is_causal=group.causal,
         scale=scale,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from gpt.errors import ConfigError
-from gpt.patterns import parse_patterns
+from gpt.patterns import check_pattern
 
 Position = Literal["rotary", "learned"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -140,7 +140,8 @@ class GPTConfig:
                 f"pattern lists {len(self.patterns)} patterns, but must list 1 to n_layer "
                 f"({self.n_layer})"
             )
-        parse_patterns(self.patterns)
+        for text in self.patterns:
+            check_pattern(text)
 
     def _check_types(self) -> None:
         """A file can say anything: 128.5 layers, a width of 10**30, a list for a number."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpt.config import GPTConfig
-from gpt.patterns import Pattern, SlidingWindow, parse_patterns
+from gpt.patterns import parse_patterns
 
 BACKWARD_PER_FORWARD = 2
 
@@ -71,12 +71,6 @@ def flops_per_token(config: GPTConfig, length: int | None = None) -> Flops:
 def mean_keys(config: GPTConfig, length: int) -> float:
     """Keys that a token may look at, as a mean over the positions of `length` tokens and layers."""
     patterns = parse_patterns(config.patterns)
-    keys = [_keys(pattern, length) for pattern in patterns.kinds]
-    kinds = [patterns.layer_kinds[i % len(patterns.layer_kinds)] for i in range(config.n_layer)]
-    return sum(keys[kind] for kind in kinds) / (config.n_layer * length)
-
-
-def _keys(pattern: Pattern, length: int) -> float:
-    width = min(length, pattern.width) if isinstance(pattern, SlidingWindow) else length
-    # Position p sees min(p + 1, width) keys: a triangle, then a band.
-    return width * (width + 1) / 2 + (length - width) * width
+    pairs = {pattern: pattern.pairs(length) for pattern in patterns.kinds}
+    of_layers = [pairs[patterns.of_layer(i)] for i in range(config.n_layer)]
+    return sum(of_layers) / (config.n_layer * length)

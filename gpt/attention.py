@@ -143,7 +143,8 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, dropout
     if group.blocks is not None:
         if dropout == 0:
             extra = Extra(first_key=group.first_key)
-            return block_sparse_attention(q, k, v, group.blocks, scale, extra)
+            found: Tensor = block_sparse_attention(q, k, v, group.blocks, scale, extra)
+            return found
         # Weights that are dropped must be known again in the backward pass; the fused kernels keep
         # them, at the price of the whole square.
         mask = group.sight(torch.arange(group.t, device=q.device))

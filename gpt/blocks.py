@@ -79,7 +79,7 @@ class BlockPlan:
         return sum(bucket.keys.numel() for bucket in self.buckets) * self.size
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def block_plan(
     pattern: Pattern, time: int, device: torch.device | str = "cpu", size: int | None = None
 ) -> BlockPlan:

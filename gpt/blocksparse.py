@@ -67,7 +67,7 @@ class Extra:
         return self.term is not None or self.first_key is not None
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def block_sparse_attention(
     q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float, extra: Extra | None = None
 ) -> Tensor:
@@ -114,7 +114,7 @@ class Piece:
         return x.index_select(1, self.rows).flatten(0, 1)
 
     def put_queries(self, x: Tensor, value: Tensor) -> None:
-        x.index_copy_(1, self.rows, value.unflatten(0, (-1, len(self.rows))))
+        x.index_copy_(1, self.rows, torch.unflatten(value, 0, (-1, len(self.rows))))
 
     def of_keys(self, x: Tensor) -> Tensor:
         """(h * c, n, D) of (h, t, D); a view if they lie side by side."""
@@ -148,10 +148,10 @@ class _Work:
         """(b, H, t, D) → (b * K, rows, G * size, D); what fills up the last row is 0."""
         b, K, G, R, size, D = self.b, self.K, self.G, self.rows, self.size, x.shape[-1]
         packed = x.new_empty((b, K, R, G, size, D), dtype=dtype)
-        x = x.unflatten(1, (K, G))  # (b, K, G, t, D)
+        x = torch.unflatten(x, 1, (K, G))  # (b, K, G, t, D)
         whole = self.t // size
         into = packed[:, :, :whole].transpose(2, 3)  # (b, K, G, whole, size, D)
-        into.copy_(x[:, :, :, : whole * size].unflatten(3, (whole, size)))
+        into.copy_(torch.unflatten(x[:, :, :, : whole * size], 3, (whole, size)))
         if whole < R:
             rest = self.t - whole * size
             packed[:, :, whole, :, :rest].copy_(x[:, :, :, whole * size :])
@@ -165,7 +165,8 @@ class _Work:
         x = packed.new_empty((b, self.t, K, G, D), dtype=dtype)
         packed = packed.view(b, K, R, G, size, D)
         whole = self.t // size
-        into = x[:, : whole * size].unflatten(1, (whole, size))  # (b, whole, size, K, G, D)
+        # (b, whole, size, K, G, D)
+        into = torch.unflatten(x[:, : whole * size], 1, (whole, size))
         into.copy_(packed[:, :, :whole].permute(0, 2, 4, 1, 3, 5))
         if whole < R:
             rest = self.t - whole * size
@@ -221,7 +222,7 @@ class _Work:
         if self.extra.first_key is not None:
             first = self._of_rows(self.extra.first_key, piece, share)  # (b', c, size)
             outside = piece.keys[:, None] < first.unsqueeze(-1)  # (b', c, size, n)
-            by_query.unflatten(0, (-1, self.K)).masked_fill_(
+            torch.unflatten(by_query, 0, (-1, self.K)).masked_fill_(
                 outside[:, None, :, None], float("-inf")
             )
         return S
@@ -249,7 +250,7 @@ class _Work:
 
     def by_head(self, x: Tensor, c: int, b: int) -> Tensor:
         """The inverse of `by_sequence`, for b sequences; a batch of 1 stands for all."""
-        x = x.expand(b * c, -1, -1, -1).unflatten(0, (b, c)).unflatten(2, (self.K, self.G))
+        x = x.expand(b * c, -1, -1, -1).reshape(b, c, self.K, self.G * self.size, x.shape[-1])
         return x.transpose(1, 2).reshape(-1, self.G * self.size, x.shape[-1])
 
     def _sequences(self, x: Tensor, share: slice) -> Tensor:
@@ -259,7 +260,7 @@ class _Work:
     def _of_rows(self, x: Tensor, piece: Piece, share: slice) -> Tensor:
         """(b'|1, c, size) of (b|1, t); what fills up the last row is 0."""
         x = F.pad(self._sequences(x, share), (0, self.rows * self.size - self.t))
-        return x.unflatten(1, (self.rows, self.size)).index_select(1, piece.rows)
+        return torch.unflatten(x, 1, (self.rows, self.size)).index_select(1, piece.rows)
 
 
 def _front(buffer: Tensor, *shape: int) -> Tensor:
@@ -300,7 +301,7 @@ class _BlockSparse(torch.autograd.Function):
         return work.unpack(out, ctx.dtypes[0])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         work, scale, tables = ctx.work, ctx.scale, ctx.tables
         Q, K, V, out, lse = ctx.saved_tensors

@@ -42,9 +42,11 @@ class GPTConfig:
         position: `rotary` (Su et al., arXiv 2104.09864) turns queries and keys; `learned` adds an
             embedding per position, as GPT-2 does.
         rope_base: longest wavelength of the rotary angles, in units of 2*pi tokens.
-        pattern: which earlier positions a token may look at: `causal`, or `window:N` for itself and
-            the N - 1 before it. A list repeats over the layers: three windows and `causal` make
-            every fourth layer see everything.
+        pattern: which earlier positions a token may look at: `causal`; `window:256` for itself and
+            the 255 before it, `window:256+sinks:4` for the first four of all besides;
+            `dilated:256:4`, `fixed:128:8`, `bigbird:192:64:3:0`; `package.module:Class` for your
+            own (see `gpt.patterns.text`). A list repeats over the layers: three windows and
+            `causal` make every fourth layer see everything.
         norm: `rmsnorm` (Zhang & Sennrich, arXiv 1910.07467) or `layernorm` (arXiv 1607.06450).
         norm_eps: added to the mean square or variance.
         norm_place: `pre` normalises what goes into a branch, `post` the sum that comes after it
@@ -58,7 +60,8 @@ class GPTConfig:
         logit_softcap: logits become `c * tanh(logits / c)`. None: unbounded.
         dropout: probability of dropping a unit of the embedding and of each branch's output.
         attn_dropout: probability of dropping an attention weight. On CPU anything above 0 leaves
-            the fused attention kernel for a much slower one.
+            the fused attention kernel for a much slower one, and everywhere the block rows of a
+            sparse pattern for a mask of the whole square.
         init_std: standard deviation of the initial weights; projections into the stream get
             init_std / sqrt(2 * n_layer), as in GPT-2.
     """

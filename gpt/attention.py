@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.blocksparse import Extra, block_sparse_attention
+from gpt.blocksparse import block_sparse_attention
+from gpt.blockwork import Extra
 from gpt.cache import LayerCache
 from gpt.config import GPTConfig
 from gpt.norms import RMSNorm

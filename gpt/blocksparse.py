@@ -20,51 +20,16 @@ than the probabilities that come of it are worth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gpt.blocks import BlockPlan, Bucket
+from gpt.blocks import BlockPlan
+from gpt.blockwork import Extra, Keys, Piece, Room, Rows, Square, Work
 
 LOG2E = math.log2(math.e)
-
-SCORES_AT_ONCE = {"cpu": 2**17, "default": 2**26}
-"""Scores that are worked on at a time. On CPU, by each thread: 512 KiB of float32, to stay in a
-core's cache. Elsewhere enough that a kernel's launch is nothing beside its work."""
-
-
-class Term(Protocol):
-    """Something that a position scheme adds to the scores."""
-
-    def __call__(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        """q (b, H, t, D), already scaled; q_pos (b|1, t); k_pos (b|1, s) → (b|1, H, t, s)."""
-
-
-@dataclass(frozen=True)
-class Extra:
-    """What there is besides the pattern; tensors are per sequence, so heads stay together.
-
-    Attributes:
-        term: added to the scores.
-        tables: learned tensors in the term that want gradients.
-        q_pos, k_pos: (b|1, t) positions, as the term understands them.
-        first_key: (b, t) no query may see a key before this one: where its document begins.
-    """
-
-    term: Term | None = None
-    tables: tuple[Tensor, ...] = ()
-    q_pos: Tensor | None = None
-    k_pos: Tensor | None = None
-    first_key: Tensor | None = None
-
-    @property
-    def per_sequence(self) -> bool:
-        return self.term is not None or self.first_key is not None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -91,247 +56,84 @@ def block_sparse_attention(
         return _BlockSparse.apply(q, k, v, plan, scale, extra, *extra.tables)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some rows of a bucket, worked on at once.
-
-    Attributes:
-        rows: (c,) block rows; `row` is the number if it is one alone.
-        keys: (c, n); `run` is (first, length) if they lie side by side and the row is alone.
-        bias: (c, 1, size, n).
-    """
-
-    rows: Tensor
-    row: int | None
-    keys: Tensor
-    run: tuple[int, int] | None
-    bias: Tensor
-
-    def queries(self, x: Tensor) -> Tensor:
-        """(h * c, G * size, D) of (h, rows, G * size, D); a view if it is one row."""
-        if self.row is not None:
-            return x.select(1, self.row)
-        return x.index_select(1, self.rows).flatten(0, 1)
-
-    def put_queries(self, x: Tensor, value: Tensor) -> None:
-        x.index_copy_(1, self.rows, torch.unflatten(value, 0, (-1, len(self.rows))))
-
-    def of_keys(self, x: Tensor) -> Tensor:
-        """(h * c, n, D) of (h, t, D); a view if they lie side by side."""
-        if self.run is not None:
-            return x.narrow(1, *self.run)
-        return x.index_select(1, self.keys.flatten()).view(-1, self.keys.shape[1], x.shape[-1])
-
-    def add_product(self, x: Tensor, left: Tensor, right: Tensor, alpha: float = 1.0) -> None:
-        """Add alpha * left @ right, (h * c, n, D), to the keys of x (h, t, D)."""
-        if self.run is not None:
-            x.narrow(1, *self.run).baddbmm_(left, right, alpha=alpha)
-        else:
-            product = torch.bmm(left, right).view(len(x), -1, x.shape[-1])
-            x.index_add_(1, self.keys.flatten(), product, alpha=alpha)
-
-
-class _Work:
-    """The tensors of one call, laid out for batched products, and the pieces they are cut into.
-
-    Queries are (b * K, rows, G * size, D): those of the G heads that share a key head, of one block
-    row, are the rows of one matrix. Keys are (b * K, t, D).
-    """
-
-    def __init__(self, shape: torch.Size, K: int, plan: BlockPlan, extra: Extra) -> None:
-        self.b, self.H, self.t, self.D = shape
-        self.K, self.G = K, self.H // K
-        self.plan, self.extra = plan, extra
-        self.size, self.rows = plan.size, plan.rows
-
-    def pack(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """(b, H, t, D) → (b * K, rows, G * size, D); what fills up the last row is 0."""
-        b, K, G, R, size, D = self.b, self.K, self.G, self.rows, self.size, x.shape[-1]
-        packed = x.new_empty((b, K, R, G, size, D), dtype=dtype)
-        x = torch.unflatten(x, 1, (K, G))  # (b, K, G, t, D)
-        whole = self.t // size
-        into = packed[:, :, :whole].transpose(2, 3)  # (b, K, G, whole, size, D)
-        into.copy_(torch.unflatten(x[:, :, :, : whole * size], 3, (whole, size)))
-        if whole < R:
-            rest = self.t - whole * size
-            packed[:, :, whole, :, :rest].copy_(x[:, :, :, whole * size :])
-            packed[:, :, whole, :, rest:].zero_()
-        return packed.view(b * K, R, G * size, D)
-
-    def unpack(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
-        """The inverse of `pack`. In memory (b, t, H, D), as the output projection wants it."""
-        b, K, G, R, size = self.b, self.K, self.G, self.rows, self.size
-        D = packed.shape[-1]
-        x = packed.new_empty((b, self.t, K, G, D), dtype=dtype)
-        packed = packed.view(b, K, R, G, size, D)
-        whole = self.t // size
-        # (b, whole, size, K, G, D)
-        into = torch.unflatten(x[:, : whole * size], 1, (whole, size))
-        into.copy_(packed[:, :, :whole].permute(0, 2, 4, 1, 3, 5))
-        if whole < R:
-            rest = self.t - whole * size
-            x[:, whole * size :].copy_(packed[:, :, whole, :, :rest].permute(0, 3, 1, 2, 4))
-        return x.flatten(2, 3).transpose(1, 2)
-
-    def shares(self, device: str) -> Iterator[tuple[slice, list[Piece]]]:
-        """As many heads, then rows, at a time as keep the scores small."""
-        at_once = SCORES_AT_ONCE.get(device, SCORES_AT_ONCE["default"])
-        if device == "cpu":
-            at_once *= torch.get_num_threads()
-        widest = max(bucket.keys.shape[1] for bucket in self.plan.buckets)
-        # Sequences by heads; where something is per sequence its heads stay together.
-        unit, units = (self.K, self.b) if self.extra.per_sequence else (1, self.b * self.K)
-        most = max(1, min(units, at_once // (unit * self.G * self.size * widest)))
-        each = -(-units // -(-units // most)) * unit  # in shares of about equal size
-        for first in range(0, units * unit, each):
-            share = slice(first, min(first + each, units * unit))
-            at_most = at_once // (share.stop - share.start)
-            yield share, [p for bucket in self.plan.buckets for p in self._cut(bucket, at_most)]
-
-    def _cut(self, bucket: Bucket, at_most: int) -> Iterator[Piece]:
-        r, n = bucket.keys.shape
-        c = max(1, at_most // (self.G * self.size * n))
-        for first in range(0, r, c):
-            end = min(first + c, r)
-            alone = end - first == 1
-            run = bucket.runs[first] if alone else None
-            bias = bucket.biases[first : first + 1] if alone else bucket.biases[first:end]
-            yield Piece(
-                bucket.rows[first:end],
-                bucket.numbers[first] if alone else None,
-                bucket.keys[first:end],
-                (run[0], run[1] - run[0]) if run else None,
-                bias[0][None, None] if alone else torch.stack(bias).unsqueeze(1),
-            )
-
-    def scores(
-        self, q: Tensor, k: Tensor, piece: Piece, share: slice, scale: float, out: Tensor,
-        less: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """log2 e times the piece's scores less `less`, (h * c, G * size, n); -inf where hidden."""
-        S = _front(out, q.shape[0], q.shape[1], k.shape[1])
-        c, n = piece.keys.shape
-        by_query = S.view(-1, c, self.G, self.size, n)
-        if less is None:
-            by_query.copy_(piece.bias)
-        else:
-            torch.sub(piece.bias, less.view(-1, c, self.G, self.size, 1), out=by_query)
-        S.baddbmm_(q, k.transpose(1, 2), alpha=scale * LOG2E)
-        if self.extra.term is not None:
-            S.add_(self.term(q * scale, piece, share), alpha=LOG2E)
-        if self.extra.first_key is not None:
-            first = self._of_rows(self.extra.first_key, piece, share)  # (b', c, size)
-            outside = piece.keys[:, None] < first.unsqueeze(-1)  # (b', c, size, n)
-            torch.unflatten(by_query, 0, (-1, self.K)).masked_fill_(
-                outside[:, None, :, None], float("-inf")
-            )
-        return S
-
-    # --- A term sees (sequence and row, head, query, key) ---------------------------------------
-
-    def term(self, q: Tensor, piece: Piece, share: slice) -> Tensor:
-        """The term for scaled queries (h * c, G * size, D): (h * c, G * size, n)."""
-        extra, c = self.extra, len(piece.rows)
-        b = len(q) // (self.K * c)
-        assert extra.term is not None
-        assert extra.q_pos is not None
-        assert extra.k_pos is not None
-        q_pos = self._of_rows(extra.q_pos, piece, share)  # (b|1, c, size)
-        k_pos = self._sequences(extra.k_pos, share)[:, piece.keys]  # (b|1, c, n)
-        if c > 1 or len(q_pos) != len(k_pos):  # the batch that the term is shown is b * c
-            q_pos, k_pos = q_pos.expand(b, -1, -1), k_pos.expand(b, -1, -1)
-        found = extra.term(self.by_sequence(q, c), q_pos.flatten(0, 1), k_pos.flatten(0, 1))
-        return self.by_head(found, c, b)
-
-    def by_sequence(self, x: Tensor, c: int) -> Tensor:
-        """(h * c, G * size, m) → (b * c, H, size, m)."""
-        x = x.view(-1, self.K, c, self.G, self.size, x.shape[-1])
-        return x.transpose(1, 2).flatten(0, 1).flatten(1, 2)
-
-    def by_head(self, x: Tensor, c: int, b: int) -> Tensor:
-        """The inverse of `by_sequence`, for b sequences; a batch of 1 stands for all."""
-        x = x.expand(b * c, -1, -1, -1).reshape(b, c, self.K, self.G * self.size, x.shape[-1])
-        return x.transpose(1, 2).reshape(-1, self.G * self.size, x.shape[-1])
-
-    def _sequences(self, x: Tensor, share: slice) -> Tensor:
-        """The share's sequences of (b, t); all of (1, t)."""
-        return x if len(x) == 1 else x[share.start // self.K : share.stop // self.K]
-
-    def _of_rows(self, x: Tensor, piece: Piece, share: slice) -> Tensor:
-        """(b'|1, c, size) of (b|1, t); what fills up the last row is 0."""
-        x = F.pad(self._sequences(x, share), (0, self.rows * self.size - self.t))
-        return torch.unflatten(x, 1, (self.rows, self.size)).index_select(1, piece.rows)
-
-
-def _front(buffer: Tensor, *shape: int) -> Tensor:
-    """The first numbers of a flat buffer, in this shape."""
-    return buffer[: math.prod(shape)].view(shape)
-
-
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float, extra: Extra,
         *tables: Tensor,
     ) -> Tensor:  # fmt: skip
-        work = _Work(q.shape, k.shape[1], plan, extra)
-        ctx.dtypes = (q.dtype, k.dtype, v.dtype)
+        work = Work(q.shape, k.shape[1], plan, extra)
+        dtypes = (q.dtype, k.dtype, v.dtype)
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         Q = work.pack(q, dtype)
         K, V = (x.flatten(0, 1).to(dtype).contiguous() for x in (k, v))  # (b * K, t, D)
-        out = torch.empty_like(Q)
-        lse = Q.new_empty((*Q.shape[:-1], 1))  # in powers of two
-        buffer = _Buffer(Q)
+        out = torch.empty_like(Q)  # P v, not yet divided
+        top = Q.new_empty((*Q.shape[:-1], 1))
+        total = torch.empty_like(top)
+        room = Room(Q, work.G, work.size)
         for share, pieces in work.shares(q.device.type):
-            Qh, Kh, Vh, out_h, lse_h = (x[share] for x in (Q, K, V, out, lse))
+            q_rows, out_rows, tops, totals = (Rows(x[share]) for x in (Q, out, top, total))
+            all_k, all_v = Keys(K[share]), Keys(V[share])
             for piece in pieces:
-                q, k, v = piece.queries(Qh), piece.of_keys(Kh), piece.of_keys(Vh)
-                P = work.scores(q, k, piece, share, scale, buffer.of(q, k))
-                top = P.amax(-1, keepdim=True)
-                P.sub_(top).exp2_()
-                total = P.sum(-1, keepdim=True)
+                q, k, v = q_rows.at(piece), all_k.at(piece), all_v.at(piece)
+                square = room.of(share.stop - share.start, piece)
+                work.hide(square, piece)
+                P = _scores(work, square, q, k, piece, share, scale)
                 if piece.row is not None:
-                    torch.bmm(P, v, out=piece.queries(out_h)).div_(total)
-                    torch.add(top, total.log2_(), out=piece.queries(lse_h))
+                    P.sub_(torch.amax(P, -1, keepdim=True, out=tops.at(piece))).exp2_()
+                    torch.sum(P, -1, keepdim=True, out=totals.at(piece))
+                    torch.bmm(P, v, out=out_rows.at(piece))
                 else:
-                    piece.put_queries(out_h, torch.bmm(P, v).div_(total))
-                    piece.put_queries(lse_h, top.add_(total.log2_()))
-        ctx.work, ctx.scale, ctx.tables = work, scale, tables
-        ctx.save_for_backward(Q, K, V, out, lse)
-        return work.unpack(out, ctx.dtypes[0])
+                    m = P.amax(-1, keepdim=True)
+                    P.sub_(m).exp2_()
+                    tops.put(piece, m)
+                    totals.put(piece, P.sum(-1, keepdim=True))
+                    out_rows.put(piece, torch.bmm(P, v))
+        ctx.work, ctx.scale, ctx.tables, ctx.dtypes = work, scale, tables, dtypes
+        lse = top.add_(total.log2())  # of base two
+        ctx.save_for_backward(Q, K, V, out, total, lse)
+        return work.unpack(out, dtypes[0], by=total)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         work, scale, tables = ctx.work, ctx.scale, ctx.tables
-        Q, K, V, out, lse = ctx.saved_tensors
+        Q, K, V, out, total, lse = ctx.saved_tensors
         dout = work.pack(grad, Q.dtype)
         dQ, dK, dV = torch.empty_like(Q), torch.zeros_like(K), torch.zeros_like(V)
-        shared = torch.mul(dout, out, out=dQ).sum(-1, keepdim=True).neg_()  # -D of the formulas
+        # -D of the formulas above
+        shared = torch.mul(dout, out, out=dQ).sum(-1, keepdim=True).div_(total).neg_()
         d_tables = [torch.zeros_like(table) for table in tables]
-        first, second = _Buffer(Q), _Buffer(Q)
+        lse = lse.view(*lse.shape[:2], work.G, work.size, 1)
+        p_room, ds_room = Room(Q, work.G, work.size), Room(Q, work.G, work.size)
         for share, pieces in work.shares(Q.device.type):
-            Qh, Kh, Vh, dout_h, lse_h = (x[share] for x in (Q, K, V, dout, lse))
-            shared_h, dQh, dKh, dVh = (x[share] for x in (shared, dQ, dK, dV))
+            q_rows, dq_rows, do_rows = (Rows(x[share]) for x in (Q, dQ, dout))
+            lses, shares = Rows(lse[share]), Rows(shared[share])
+            all_k, all_v, dk, dv = (Keys(x[share]) for x in (K, V, dK, dV))
+            heads = share.stop - share.start
             for piece in pieces:
-                q, k, v = piece.queries(Qh), piece.of_keys(Kh), piece.of_keys(Vh)
-                do, less = piece.queries(dout_h), piece.queries(lse_h)
-                P = work.scores(q, k, piece, share, scale, first.of(q, k), less).exp2_()
-                piece.add_product(dVh, P.transpose(1, 2), do)
-                dS = _front(second.of(q, k), *P.shape).copy_(piece.queries(shared_h))
+                q, k, v, do = (x.at(piece) for x in (q_rows, all_k, all_v, do_rows))
+                square, slope = p_room.of(heads, piece), ds_room.of(heads, piece)
+                less = lses.at(piece)
+                if piece.row is None:
+                    less = less.view(*slope.split.shape[:-1], 1)
+                work.hide(square, piece, less)
+                P = _scores(work, square, q, k, piece, share, scale).exp2_()
+                dv.add_product(piece, square.turned, do)
+                dS = slope.flat.copy_(shares.at(piece))
                 dS.baddbmm_(do, v.transpose(1, 2)).mul_(P)
-                piece.add_product(dKh, dS.transpose(1, 2), q, alpha=scale)
+                dk.add_product(piece, slope.turned, q, alpha=scale)
                 if piece.row is not None:
-                    dq = piece.queries(dQh).baddbmm_(dS, k, beta=0, alpha=scale)
+                    dq = dq_rows.at(piece).baddbmm_(dS, k, beta=0, alpha=scale)
                 else:
                     dq = torch.bmm(dS, k).mul_(scale)
                 if work.extra.term is not None:
                     found = _term_gradients(work, piece, share, q * scale, dS, tables)
                     dq.add_(found[0], alpha=scale)
-                    for total, part in zip(d_tables, found[1:], strict=True):
-                        total.add_(part)
+                    for table, part in zip(d_tables, found[1:], strict=True):
+                        table.add_(part)
                 if piece.row is None:
-                    piece.put_queries(dQh, dq)
+                    dq_rows.put(piece, dq)
         q_type, k_type, v_type = ctx.dtypes
         shape = (work.b, work.K, work.t, work.D)
         return (
@@ -340,8 +142,17 @@ class _BlockSparse(torch.autograd.Function):
         )  # fmt: skip
 
 
+def _scores(
+    work: Work, square: Square, q: Tensor, k: Tensor, piece: Piece, share: slice, scale: float
+) -> Tensor:
+    """log2 e times the piece's scores, added to what is in the square."""
+    square.flat.baddbmm_(q, k.transpose(1, 2), alpha=scale * LOG2E)
+    work.add_extra(square, q, piece, share, scale, LOG2E)
+    return square.flat
+
+
 def _term_gradients(
-    work: _Work, piece: Piece, share: slice, q: Tensor, dS: Tensor, tables: tuple[Tensor, ...]
+    work: Work, piece: Piece, share: slice, q: Tensor, dS: Tensor, tables: tuple[Tensor, ...]
 ) -> list[Tensor]:
     """Compute the piece's term again, this time with a graph, and go back through it to the scaled
     queries and the tables."""
@@ -352,16 +163,3 @@ def _term_gradients(
             return [torch.zeros_like(x) for x in wanted]
         found = torch.autograd.grad(term, wanted, dS, allow_unused=True)
     return [torch.zeros_like(x) if d is None else d for x, d in zip(wanted, found, strict=True)]
-
-
-class _Buffer:
-    """Room for the scores of one piece after the other."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._room = like.new_empty(0)
-
-    def of(self, q: Tensor, k: Tensor) -> Tensor:
-        need = q.shape[0] * q.shape[1] * k.shape[1]
-        if self._room.numel() < need:
-            self._room = self._room.new_empty(need)
-        return self._room

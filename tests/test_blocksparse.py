@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import gpt.blocks
-import gpt.blocksparse
+import gpt.blockwork
 import gpt.plan
 from gpt.attention import Attention, attend
-from gpt.blocks import block_plan
-from gpt.blocksparse import Extra, block_sparse_attention
+from gpt.blocks import block_plan, cut
+from gpt.blocksparse import block_sparse_attention
+from gpt.blockwork import Extra
 from gpt.config import GPTConfig
 from gpt.patterns import Pattern, parse_pattern, parse_patterns
 from gpt.plan import AttentionPlan
@@ -36,7 +37,7 @@ def sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block rows at any length and whatever they save, as short as a test can be."""
     monkeypatch.setattr(gpt.plan, "SPARSE_FROM", 2)
     monkeypatch.setattr(gpt.plan, "SPARSE_SHARE", 9.0)
-    monkeypatch.setattr(gpt.blocks, "SIZE", 8)
+    monkeypatch.setattr(gpt.blocks, "SIZES", (8,))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -84,8 +85,8 @@ def test_numbers_and_gradients_are_those_of_the_dense_mask(
     k, v = (random(b, K, T, D, seed=seed + n).requires_grad_() for n in (1, 2))
     weight = random(b, H, T, D, seed=seed + 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(gpt.blocksparse.SCORES_AT_ONCE, "cpu", amount)
-        plan = block_plan(parse_pattern(text), T, size=size)
+        patch.setitem(gpt.blockwork.SCORES_AT_ONCE, "cpu", amount)
+        plan = cut(parse_pattern(text), T, size)
         found = block_sparse_attention(q, k, v, plan, 0.7)
         got = [found, *gradients(found, weight, (q, k, v))]
     wanted = dense(q, k, v, seen_by(text, T), 0.7)
@@ -123,11 +124,11 @@ def test_keys_that_no_query_of_a_row_may_see_are_never_read(
     text: str, amount: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are poisoned with NaN, which a mask would let through: 0 times NaN is NaN."""
-    monkeypatch.setitem(gpt.blocksparse.SCORES_AT_ONCE, "cpu", amount)
+    monkeypatch.setitem(gpt.blockwork.SCORES_AT_ONCE, "cpu", amount)
     T, size = 61, 8
     q, k, v = (random(1, 2, T, 4, seed=n) for n in range(3))
     pattern = parse_pattern(text)
-    plan = block_plan(pattern, T, size=size)
+    plan = cut(pattern, T, size)
     whole = block_sparse_attention(q, k, v, plan, 0.5)
     for row in range(plan.rows):
         first, last = row * size, min((row + 1) * size, T) - 1
@@ -154,7 +155,7 @@ class OneSeesAll(Pattern):
 
 
 def test_a_row_that_sees_everything_does_not_inflate_the_rest() -> None:
-    plan = block_plan(OneSeesAll(999), 1024, size=16)
+    plan = cut(OneSeesAll(999), 1024, 16)
     widths = {bucket.keys.shape[1]: len(bucket.rows) for bucket in plan.buckets}
     assert widths == {16: 63, 1008: 1}
     rows = torch.cat([bucket.rows for bucket in plan.buckets])
@@ -185,6 +186,8 @@ def test_work_and_memory_grow_with_the_length_not_with_its_square(text: str) -> 
 
 def test_inner_rows_of_a_window_share_one_mask_and_plans_are_kept() -> None:
     plan = block_plan(parse_pattern("window:256"), 8192)
+    assert plan.size == 128, "rows of 128 compute but a fifth more"
+    assert block_plan(parse_pattern("window:64"), 8192).size == 64
     assert len({id(bias) for bucket in plan.buckets for bias in bucket.biases}) <= 6
     assert block_plan(parse_pattern("window:256"), 8192) is plan
     fixed = block_plan(parse_pattern("fixed:128:8"), 8192)
@@ -230,7 +233,7 @@ def test_a_term_is_added_per_block_and_learns(
     make: type[nn.Module], text: str, amount: int, own_positions: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setitem(gpt.blocksparse.SCORES_AT_ONCE, "cpu", amount)
+    monkeypatch.setitem(gpt.blockwork.SCORES_AT_ONCE, "cpu", amount)
     b, H, K, T, D = 3, 4, 2, 37, 4
     q = random(b, H, T, D).requires_grad_()
     k, v = (random(b, K, T, D, seed=n).requires_grad_() for n in (1, 2))
@@ -241,7 +244,7 @@ def test_a_term_is_added_per_block_and_learns(
     if own_positions:  # each sequence counts from a place of its own
         positions = positions + torch.tensor([[0], [5], [2]]) * (torch.arange(T) % 3)
     extra = Extra(term, tables, positions, positions)
-    plan = block_plan(parse_pattern(text), T, size=8)
+    plan = cut(parse_pattern(text), T, 8)
     found = block_sparse_attention(q, k, v, plan, 0.7, extra)
     wanted = dense(q, k, v, seen_by(text, T), 0.7, term(q * 0.7, positions, positions))
     assert_close(found, wanted, torch.float64)
@@ -258,7 +261,7 @@ def test_queries_do_not_see_past_the_first_key_of_their_document() -> None:
     q, k, v = (random(b, 2, T, 4, seed=n).requires_grad_() for n in range(3))
     starts = torch.zeros(b, T, dtype=torch.int64)
     starts[1, 20:], starts[2, 1:], starts[2, 49:] = 20, 1, 49
-    plan = block_plan(parse_pattern("window:30"), T, size=8)
+    plan = cut(parse_pattern("window:30"), T, 8)
     found = block_sparse_attention(q, k, v, plan, 0.7, Extra(first_key=starts))
     same = (starts[:, :, None] == starts[:, None])[:, None]
     wanted = dense(q, k, v, seen_by("window:30", T) & same, 0.7)

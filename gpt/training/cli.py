@@ -30,6 +30,7 @@ from gpt.training.checks import (
     check_steps_left,
     tell_of_earlier_run,
 )
+from gpt.training.command import command_of
 from gpt.training.complaints import naming_the_file
 from gpt.training.data import TextDataModule
 from gpt.training.diagnosis import Diagnosis
@@ -43,6 +44,7 @@ from gpt.training.loggers import (
     make_wandb_logger,
     wandb_mode,
 )
+from gpt.training.lr_find import RangeTrainer, check_range, fit_arguments, range_options
 from gpt.training.module import GPTModule
 from gpt.training.parser import (
     Parser,
@@ -108,7 +110,7 @@ class TrainCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         own = {"model", "datamodule", "weights_only", "verbose"}
         loaders = {"dataloaders", "train_dataloaders", "val_dataloaders"}
-        return dict.fromkeys(("fit", "validate", "test"), own | loaders)
+        return dict.fromkeys(("fit", "validate", "test", "lr-find"), own | loaders)
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Lightning would list them with what its own docstrings say."""
@@ -156,6 +158,7 @@ class TrainCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice if a preset is named: its values become the defaults of the second time."""
+        self.arguments = list(args)
         self.config = parser.parse_args(args)
         given = self.config[self.config.subcommand]
         if given.model.preset is not None:
@@ -197,6 +200,8 @@ class TrainCLI(LightningCLI):
             config.ckpt_path = None if self.resume_from is None else str(self.resume_from)
         elif self.subcommand == "fit":
             self.resume_from = None if given is None else self.run_folder.checkpoint(str(given))
+        elif self.subcommand == "lr-find":
+            check_range(config.min_lr, config.max_lr, config.steps, given)
         else:
             self.resume_from = self.run_folder.checkpoint("best" if given is None else str(given))
 
@@ -224,6 +229,10 @@ class TrainCLI(LightningCLI):
             own |= {"logger": False, "enable_checkpointing": False}
         own["callbacks"] = [*_as_list(given.get("callbacks")), *callbacks]
         try:
+            if self.subcommand == "lr-find":
+                # Without what belongs to a run: it would be written over, or stop the sweep.
+                own |= {**range_options(self.config[self.subcommand].steps), "callbacks": bar}
+                return RangeTrainer(**{**given, **own, **kwargs})
             return super().instantiate_trainer(**own, **kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise ConfigError(
@@ -314,6 +323,18 @@ class TrainCLI(LightningCLI):
         self.trainer.test(model, datamodule=datamodule, ckpt_path=self.resume_from, verbose=False)
         self._report(model)
 
+    def lr_find(self, model: GPTModule, datamodule: TextDataModule, **settings: Any) -> None:
+        run = self.run_folder
+        run.create()
+        try:
+            found = self.trainer.lr_find(model, datamodule, **settings)  # type: ignore[attr-defined]
+        except SystemExit:
+            raise KeyboardInterrupt from None
+        finally:
+            run.remove_if_empty()
+        if self.trainer.is_global_zero:
+            found.report(run, [command_of(self.parser.prog), *fit_arguments(self.arguments)])
+
     def _report(self, model: GPTModule) -> None:
         found = model.evaluation
         assert found is not None
@@ -327,6 +348,9 @@ class TrainCLI(LightningCLI):
         if found.bits_per_byte is not None:
             lines.append(f"bits per byte  {found.bits_per_byte:.6f}")
         say("\n".join(lines))
+
+
+setattr(TrainCLI, "lr-find", TrainCLI.lr_find)  # where LightningCLI looks for it
 
 
 class _Built(Exception):  # noqa: N818 - carries the parser out of LightningCLI's constructor
@@ -356,6 +380,7 @@ def _start(kind: type[TrainCLI], argv: list[str], prog: str) -> None:
         GPTModule,
         TextDataModule,
         args=argv,
+        trainer_class=RangeTrainer,
         parser_class=Parser,
         parser_kwargs=parser_kwargs(prog),
         trainer_defaults=TRAINER_DEFAULTS,

@@ -36,6 +36,13 @@ SUBCOMMANDS = {
         "The same as validate: there is one held-out text, measured whole.",
         ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --ckpt_path last"),
     ),
+    "lr-find": (
+        "Look for a learning rate: train a little at rates that grow, and plot the loss.",
+        (
+            "--config shakespeare-tiny",
+            "--config runs/mine/config.yaml --min_lr 1e-5 --max_lr 0.3 --steps 100",
+        ),
+    ),
 }
 
 FULL_HELP = "--help-all"
@@ -117,6 +124,38 @@ COMMON: dict[str, tuple[Flag, ...]] = {
 }
 
 
+SEARCH = (
+    Flag("--min_lr", "X", "rate of the first step", 1e-06),
+    Flag("--max_lr", "X", "rate of the last step", 1.0),
+    Flag("--steps", "N", "steps from one to the other", 150),
+)
+NOT_IN_SEARCH = {
+    "--ckpt_path",
+    "--wandb",
+    "--model.optimizer.lr",
+    "--model.optimizer.warmup_steps",
+    "--trainer.max_steps",
+    "--trainer.val_check_interval",
+}
+
+
+def flags_of(subcommand: str) -> dict[str, tuple[Flag, ...]]:
+    """What the short help of a subcommand shows, by group."""
+    searches = subcommand == "lr-find"
+    shown = {
+        title: tuple(
+            flag
+            for flag in flags
+            if (subcommand == "fit" or searches or not flag.fit_only)
+            and not (searches and flag.name in NOT_IN_SEARCH)
+        )
+        for title, flags in COMMON.items()
+    }
+    if searches:
+        shown = {"the range": SEARCH} | shown
+    return {title: flags for title, flags in shown.items() if flags}
+
+
 def command_of(prog: str) -> str:
     """How the program is called: a script needs its interpreter."""
     return f"python {prog}" if prog.endswith(".py") else prog
@@ -134,7 +173,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         )
         + f"\n\n{command} fit --help shows the flags used most, {command} fit {FULL_HELP} all.",
     )
-    subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
+    subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", prog=command)
     for name, (description, lines) in SUBCOMMANDS.items():
         below = subparsers.add_parser(
             name,
@@ -143,11 +182,9 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
             description=description,
             epilog=examples(*(f"{command} {name} {line}" for line in lines)),
         )
-        for title, flags in COMMON.items():
-            shown = [flag for flag in flags if name == "fit" or not flag.fit_only]
-            group = below.add_argument_group(title) if shown else None
-            for flag in shown:
-                assert group is not None
+        for title, flags in flags_of(name).items():
+            group = below.add_argument_group(title)
+            for flag in flags:
                 default = "" if flag.default is None else f" (default: {flag.default})"
                 group.add_argument(flag.name, metavar=flag.metavar, help=flag.help + default)
         group = below.add_argument_group("more")

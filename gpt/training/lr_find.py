@@ -21,7 +21,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import ConfigError
 from gpt.files import write_atomically
@@ -225,8 +224,6 @@ class RangeTest:
         Raises:
             ConfigError: the range does not show a rate to suggest. The files are written anyway.
         """
-        if rank_zero_only.rank != 0:
-            return
         plot = run.path / "lr-find.png"
         self.write_csv(run.path / "lr-find.csv")
         self.write_png(plot, f"Learning-rate range test: {run.name}")
@@ -256,12 +253,10 @@ class RangeTest:
 
     def write_png(self, path: Path, title: str) -> None:
         """The losses over the rates, and what is suggested."""
-        # Seconds to import, and of use here alone.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        # Slow to import, and of use here alone. Without pyplot there is no window system to ask.
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 5), dpi=110, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         smoothed = self.smoothed
         axes.plot(self.rates, self.losses, ".", color="0.7", markersize=4, label="loss of a step")
@@ -285,7 +280,7 @@ class RangeTest:
         axes.grid(alpha=0.3)
         axes.legend()
         data = io.BytesIO()
-        canvas.print_png(data)
+        figure.savefig(data, format="png")
         write_atomically(path, data.getvalue())
 
 

@@ -237,16 +237,11 @@ def print_json(tokens: Tokens, limit: int | None) -> None:
     about = {"kind": made.kind, "n_vocab": made.n_vocab, "fingerprint": made.fingerprint}
     sys.stdout.write(f'{{"tokenizer": {json.dumps(about)}, "pieces": [')
     between = "\n"
+    written: dict[int, str] = {}  # the same few tokens make up most of a text
     for token in tokens.first(limit):
-        data = tokens.bytes_of(token)
-        piece: dict[str, Any] = {
-            "token_id": token,
-            "text": data.decode(errors="replace"),
-            "bytes": list(data),
-        }
-        if token in tokens.names:
-            piece["special"] = True
-        sys.stdout.write(between + json.dumps(piece, ensure_ascii=False))
+        if (piece := written.get(token)) is None:
+            piece = written[token] = _piece(tokens, token)
+        sys.stdout.write(between + piece)
         between = ",\n"
     left = tokens.rest()
     counts = tokens.counts
@@ -258,6 +253,18 @@ def print_json(tokens: Tokens, limit: int | None) -> None:
         "bytes_per_token": round(counts.bytes_per_token, 4),
     }
     sys.stdout.write(f"],\n{json.dumps(totals)[1:]}\n")
+
+
+def _piece(tokens: Tokens, token: int) -> str:
+    data = tokens.bytes_of(token)
+    piece: dict[str, Any] = {
+        "token_id": token,
+        "text": data.decode(errors="replace"),
+        "bytes": list(data),
+    }
+    if token in tokens.names:
+        piece["special"] = True
+    return json.dumps(piece, ensure_ascii=False)
 
 
 def print_text(tokenizer: Tokenizer, args: argparse.Namespace) -> None:

@@ -32,7 +32,9 @@ TEXTS = [f"Line {i} of the book.\n" * (i % 7 + 1) for i in range(40)] + ["Line 3
 def rows(tmp_path: Path) -> Path:
     """40 documents of which the first has a duplicate."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text, "body": text}) + "\n" for text in [*TEXTS, TEXTS[0]]))
+    path.write_text(
+        "".join(json.dumps({"text": text, "body": text}) + "\n" for text in [*TEXTS, TEXTS[0]])
+    )
     return path
 
 

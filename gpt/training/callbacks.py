@@ -24,6 +24,7 @@ from gpt.training.checkpoints import RunCheckpoints
 from gpt.training.ema import averaged
 from gpt.training.module import GPTModule
 from gpt.training.progress import say
+from gpt.training.tensorboard import TensorBoard
 from gpt.training.throughput import is_logging_step
 
 
@@ -138,7 +139,7 @@ class SampleText(Callback):
         gpt.eval()
         try:
             for prompt in self.prompts:
-                self._show(trainer.global_step, prompt, self._continue(pl_module, prompt))
+                self._show(trainer, prompt, self._continue(pl_module, prompt))
         finally:
             gpt.train(training)
 
@@ -157,13 +158,18 @@ class SampleText(Callback):
             # A sample is no reason to lose a run.
             return f" [no sample: {error}]"
 
-    def _show(self, step: int, prompt: str, text: str) -> None:
+    def _show(self, trainer: L.Trainer, prompt: str, text: str) -> None:
+        step = trainer.global_step
         block = f"--- step {step}\n{prompt}{text}\n"
         say(block)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(f"{block}\n")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoard):
+                number = f" {self.prompts.index(prompt) + 1}" if len(self.prompts) > 1 else ""
+                logger.log_text(f"sample{number}", f"{prompt}{text}", step)
 
 
 class Stopped(KeyboardInterrupt):

@@ -34,6 +34,7 @@ from gpt.training.command import command_of
 from gpt.training.complaints import naming_the_file
 from gpt.training.data import TextDataModule
 from gpt.training.diagnosis import Diagnosis
+from gpt.training.early_stopping import StopEarly
 from gpt.training.ema import EMA
 from gpt.training.guard import LossGuard
 from gpt.training.loggers import (
@@ -45,6 +46,7 @@ from gpt.training.loggers import (
     wandb_mode,
 )
 from gpt.training.lr_find import RangeTrainer, check_range, fit_arguments, range_options
+from gpt.training.memory import MemoryCheck
 from gpt.training.module import GPTModule
 from gpt.training.parser import (
     Parser,
@@ -54,8 +56,10 @@ from gpt.training.parser import (
     with_config_paths,
 )
 from gpt.training.progress import RunProgress, say
+from gpt.training.record import RunRecord
 from gpt.training.run import RunFolder
 from gpt.training.storage import find_last_good, read_checkpoint
+from gpt.training.tensorboard import TensorBoard
 from gpt.training.throughput import Throughput
 
 INTERRUPTED = 130
@@ -141,6 +145,12 @@ class TrainCLI(LightningCLI):
             "on without a key records offline.",
         )
         parser.add_argument(
+            "--tensorboard",
+            type=bool,
+            default=True,
+            help="Write curves and samples for TensorBoard into the run's folder.",
+        )
+        parser.add_argument(
             "--resume",
             action=ActionYesNo,
             default=False,
@@ -151,6 +161,7 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(LossGuard, "guard")
         parser.add_lightning_class_args(SampleText, "samples")
         parser.add_lightning_class_args(Diagnosis, "diagnosis")
+        parser.add_lightning_class_args(StopEarly, "early_stopping")
         parser.link_arguments("model.config.block_size", "data.block_size")
         parser.link_arguments("seed_everything", "data.seed")
 
@@ -255,16 +266,20 @@ class TrainCLI(LightningCLI):
         checkpoints = RunCheckpoints(run, self._get(self.config_init, "checkpoint"), guard)
         self.stop = StopCleanly(checkpoints)
         callbacks: list[Callback] = [
+            MemoryCheck(),
             Throughput(),
             FinalValidation(),
             *bar,  # after what it shows has been logged
             self.stop,
+            RunRecord(run),
             ExportModel(run, checkpoints),
             checkpoints,
         ]
         if self.model.optimizer_config.ema_decay:
             callbacks.insert(0, EMA(self.model.optimizer_config.ema_decay))
         loggers: list[Logger] = [MetricsCSV(run.metrics, keep=self.steps_done)]
+        if self._get(self.config, "tensorboard"):
+            loggers.append(TensorBoard(run.path / "tensorboard", keep=self.steps_done))
         mode = wandb_mode(self._get(self.config, "wandb"))
         run_id = WandbRunId.of(checkpoint)
         if mode is not None or WandbRunId.kept(checkpoint):

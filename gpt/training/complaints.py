@@ -55,10 +55,14 @@ def explain(message: str, options: list[str]) -> str:
 
 
 def nearest(given: str, options: list[str]) -> str | None:
-    """The option that was probably meant: one with the same last part, or one spelt nearly so.
+    """The option that was probably meant: one begun so (seed), one with the same last part, or one
+    spelt nearly so.
 
     Of several with the same last part it is the one whose whole name is nearest.
     """
+    begun = [name for name in options if "." not in name and name.startswith(f"{given}_")]
+    if begun:
+        return begun[0]
     last = given.removeprefix("--").rpartition(".")[2]
     same = [name for name in options if name.removeprefix("--").rpartition(".")[2] == last]
     if same:

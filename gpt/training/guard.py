@@ -196,7 +196,7 @@ def _numbers(steps: list[_Step], trainer: L.Trainer) -> list[tuple[float, float]
     device = trainer.strategy.root_device
     losses = torch.stack([step.loss.to(device).double() for step in steps])
     if trainer.world_size > 1:
-        losses = trainer.strategy.reduce(losses, reduce_op="mean")  # type: ignore[assignment]
+        losses = trainer.strategy.reduce(losses, reduce_op="mean")
     norms = [
         torch.zeros_like(losses[0]) if step.norm is None else _whole(step.norm).to(losses)
         for step in steps

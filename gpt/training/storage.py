@@ -30,7 +30,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         with open(path, "wb") as file:
             recorder = _FirstError(file)
             # torch's zip writer would hide why a write failed behind a complaint of its own.
-            torch.save(checkpoint, recorder)
+            torch.save(checkpoint, recorder)  # type: ignore[arg-type]
             if recorder.error is not None:
                 raise recorder.error
             file.flush()

@@ -160,7 +160,8 @@ class TrainBlocks:
         random = self._random(epoch, stream)
         offset = random.integers(stop - start)
         order = random.permutation((stop - start) // self.block_size)
-        return start + (offset + order * self.block_size) % (stop - start)
+        cuts: np.ndarray = start + (offset + order * self.block_size) % (stop - start)
+        return cuts
 
     def _mix(self, epoch: int) -> np.ndarray:
         """The blocks of one epoch of all rings that are mixed, each going on where it was left."""

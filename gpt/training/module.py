@@ -112,6 +112,7 @@ class GPTModule(L.LightningModule):
         self.gpt = GPT(self.config)
         self.gpt.activation_checkpointing = self.activation_checkpointing
         if is_sharded(self.trainer.strategy):
+            assert self.device_mesh is not None, "Lightning hands it over before this"
             shard(self.gpt, self.device_mesh)
         if self.compile_model:
             # Fixed shapes: training, evaluation and its last batch are all there is.
@@ -179,7 +180,7 @@ class GPTModule(L.LightningModule):
         parts, targets = len(self._part_targets), sum(self._part_targets)
         if self.trainer.world_size > 1:
             counts = torch.tensor([parts, targets], dtype=torch.int64, device=self.device)
-            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")  # type: ignore[assignment]
+            counts = self.trainer.strategy.reduce(counts, reduce_op="sum")
             parts, targets = counts.tolist()
         if targets not in (0, parts * self._part_size):
             factor = parts * self._part_size / targets

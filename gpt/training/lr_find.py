@@ -234,7 +234,7 @@ class RangeTest:
         say(
             f"model.optimizer.lr {rate:.1e}: there the loss falls fastest "
             f"(Smith, arXiv 1506.01186)\n"
-            f"lowest loss at {lowest:.1e}; a tenth of that, the cautious choice, is "
+            f"lowest loss at {lowest:.1e}; a tenth of that, the other usual choice, is "
             f"{lowest / 10:.1e}\n"
             f"use it: {fit[0]} {shlex.join([*fit[1:], '--model.optimizer.lr', f'{rate:.1e}'])}"
         )

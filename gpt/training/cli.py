@@ -212,7 +212,9 @@ class TrainCLI(LightningCLI):
         elif self.subcommand == "fit":
             self.resume_from = None if given is None else self.run_folder.checkpoint(str(given))
         elif self.subcommand == "lr-find":
-            check_range(config.min_lr, config.max_lr, config.steps, given)
+            check_range(
+                config.min_lr, config.max_lr, config.steps, given, trial=trainer.fast_dev_run
+            )
         else:
             self.resume_from = self.run_folder.checkpoint("best" if given is None else str(given))
 

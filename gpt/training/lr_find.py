@@ -4,7 +4,8 @@ Smith, "Cyclical learning rates for training neural networks", arXiv 1506.01186,
 rate grows by the same factor from each step to the next. At first nothing happens; then the loss
 falls, fastest where steps are large and still agree with each other; then it turns and goes off.
 Suggested is the rate of the steepest fall of the smoothed loss over the logarithm of the rate. A
-tenth of the rate at the lowest loss, the other usual choice, is shown beside it.
+tenth of the rate at the lowest loss, the other usual choice, is shown beside it. Both are places to
+begin: the test has neither the warm-up nor the decay of a run.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ class RangeTest:
             f"model.optimizer.lr {rate:.1e}: there the loss falls fastest "
             f"(Smith, arXiv 1506.01186)\n"
             f"lowest loss at {lowest:.1e}; a tenth of that, the other usual choice, is "
-            f"{lowest / 10:.1e}\n"
+            f"{lowest / 10:.1e}; the best is often between the two\n"
             f"use it: {fit[0]} {shlex.join([*fit[1:], '--model.optimizer.lr', f'{rate:.1e}'])}"
         )
 

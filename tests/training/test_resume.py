@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from gpt.errors import CheckpointError, ConfigError
-from gpt.training.callbacks import FinalValidation
+from gpt.training.callbacks import FinalValidation, SampleText
 from gpt.training.checkpoints import CheckpointSchedule, RunCheckpoints
 from gpt.training.ema import EMA
 from gpt.training.exactness import broken_exactness
@@ -155,6 +155,25 @@ def test_a_step_of_other_parts_still_begins_with_a_whole_step(tmp_path, corpus, 
     assert step_of(run.last) == 6
     told = capsys.readouterr().out
     assert "the batches are others, because blocks per step was 8 and is 12" in told
+
+
+@pytest.mark.parametrize("killed_after", [3, 5])
+def test_no_sample_is_there_twice(tmp_path, corpus, run, killed_after):
+    """Also not one that was drawn after a checkpoint from before the first sample."""
+
+    def go(*more, **options):
+        samples = SampleText(max_tokens=2, every_n_steps=3)
+        samples.path = run.samples
+        fit(tmp_path, corpus, 6, [samples, *more, kept(run, every_n_steps=2)], **options)
+
+    with pytest.raises(Killed):
+        go(Kill(killed_after - 1))
+    assert step_of(run.last) == killed_after // 2 * 2
+    go(ckpt_path=run.last)
+    text = run.samples.read_text()
+    assert [line for line in text.splitlines() if line.startswith("---")] == [
+        "--- step 3", "--- step 6",
+    ]  # fmt: skip
 
 
 # --- Files ----------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from gpt.training.diagnosis import Diagnosis
 from gpt.training.early_stopping import StopEarly
 from gpt.training.ema import EMA
 from gpt.training.guard import LossGuard
+from gpt.training.hooks import skip_empty_hooks
 from gpt.training.loggers import (
     MetricsCSV,
     Wandb,
@@ -246,13 +247,15 @@ class TrainCLI(LightningCLI):
                 # Without what belongs to a run: it would be written over, or stop the sweep.
                 own |= {**range_options(self.config[self.subcommand].steps), "callbacks": bar}
                 return RangeTrainer(**{**given, **own, **kwargs})
-            return super().instantiate_trainer(**own, **kwargs)
+            trainer = super().instantiate_trainer(**own, **kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise ConfigError(
                 f"trainer.accelerator is {given.accelerator}, trainer.devices {given.devices}, "
                 f"trainer.strategy {given.strategy}, which cannot be had here (auto takes what "
                 f"there is): {error}"
             ) from None
+        skip_empty_hooks(trainer.callbacks, self.model)  # type: ignore[attr-defined]
+        return trainer
 
     def _fit_parts(self, bar: list[Callback]) -> tuple[list[Callback], list[Logger]]:
         run = self.run_folder

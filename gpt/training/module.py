@@ -214,14 +214,14 @@ class GPTModule(L.LightningModule):
             if gradient_clip_val:
                 self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        self.gradient_norm = nn.utils.get_total_norm(gradients)
+        trained = [p for p in self.parameters() if p.grad is not None]  # once: it walks all modules
+        self.gradient_norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
         if not gradient_clip_val:
             return
         if gradient_clip_algorithm == "value":
-            nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+            nn.utils.clip_grad_value_(trained, gradient_clip_val)
         else:
-            nn.utils.clip_grads_with_norm_(self.parameters(), gradient_clip_val, self.gradient_norm)
+            nn.utils.clip_grads_with_norm_(trained, gradient_clip_val, self.gradient_norm)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._weigh_gradients()

@@ -26,6 +26,9 @@ import numpy as np
 
 from benchmarks.common import Timing, machine
 
+POOL = 500_000
+"""Words that the documents are stretches of."""
+
 KINDS = ("txt", "jsonl", "csv", "parquet", "jsonl.gz", "jsonl.zst")
 
 
@@ -34,9 +37,10 @@ def words(seed: int = 0, count: int = 60_000) -> list[str]:
     rng = np.random.default_rng(seed)
     syllables = [a + b for a in "bdfghklmnprstvwy" for b in ("a", "e", "i", "o", "u", "an", "er")]
     found = []
-    for rank in range(count):
-        size = 1 + int(np.log10(rank + 1)) // 2 + int(rng.integers(0, 3))
-        word = "".join(rng.choice(syllables, size))
+    choices = rng.integers(0, len(syllables), (count, 6)).tolist()
+    for rank, choice in enumerate(choices):
+        size = 1 + int(np.log10(rank + 1)) // 2 + choice[5] % 3
+        word = "".join(syllables[i] for i in choice[:size])
         if rank % 50 == 7:
             word = word.replace("a", "é")
         if rank % 400 == 11:
@@ -48,19 +52,22 @@ def words(seed: int = 0, count: int = 60_000) -> list[str]:
 def documents(megabytes: float, seed: int = 0) -> Iterator[str]:
     """Documents of 50 to 5,000 characters whose words follow Zipf's law."""
     rng = np.random.default_rng(seed)
-    known = np.array([" " + word for word in words()], dtype=object)
-    marks = np.array(["", "", "", "", "", "", "", ",", ".", ".\n"], dtype=object)
+    marks = ["", "", "", "", "", "", ",", "."]
+    known = [" " + word + mark for word in words() for mark in marks]
+    shares = np.cumsum(1 / np.arange(1, len(known) // len(marks) + 1) ** 1.05)
+    ranks = np.searchsorted(shares, rng.random(POOL) * shares[-1])
+    picked = ranks * len(marks) + rng.integers(0, len(marks), POOL)
+    pool = [known[i] for i in picked.tolist()]
     left = megabytes * 1e6
     while left > 0:
-        ranks = np.minimum(rng.zipf(1.15, 200_000) - 1, len(known) - 1)
-        pieces = known[ranks] + marks[rng.integers(0, len(marks), len(ranks))]
-        at = 0
-        while at < len(pieces) and left > 0:
-            size = int(np.exp(rng.uniform(np.log(10), np.log(1000))))
-            text = "".join(pieces[at : at + size])[1:] + f" {int(rng.integers(1e6))}"
-            at += size
+        sizes = np.exp(rng.uniform(np.log(10), np.log(1000), 1000)).astype(int)
+        starts = rng.integers(POOL - 1000, size=1000)
+        for size, at in zip(sizes.tolist(), starts.tolist(), strict=True):
+            text = f"{at}:" + "".join(pool[at : at + size])
             left -= len(text.encode())
             yield text
+            if left <= 0:
+                return
 
 
 def write_corpus(path: Path, kind: str, megabytes: float) -> int:

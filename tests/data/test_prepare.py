@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,11 +17,14 @@ import numpy as np
 import pytest
 
 from gpt.data import passes
+from gpt.data.decoding import Reading
 from gpt.data.prepare import prepare
 from gpt.data.shards import PreparedData, ShardWriter, TokenArray
-from gpt.data.sources import Source
+from gpt.data.sources import Source, find_corpora
 from gpt.data.split import Counts, Split
+from gpt.data.tokenizing import batches, cut
 from gpt.errors import ConfigError, DataError, TokenizerError
+from gpt.splitting import GPT4_PATTERN, Splitter
 from gpt.tokenizer import Tokenizer
 
 ENGLISH = "It was the year 1790. The king's men said: we shall not go!\n\n" * 30
@@ -390,6 +394,36 @@ def test_rows_are_documents_and_the_split_of_millions_is_arithmetic() -> None:
             chosen = {(2 * i + 1) * n // (2 * held_out) for i in range(held_out)}
             assert {i for i in range(n) if split.holds_out(i)} == chosen
     assert Split(Counts(documents=10**9), 0.1).holds_out(999_999_995)
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_no_pass_holds_more_than_a_part_of_the_text(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"t.{kind}"
+    if kind == "txt":
+        path.write_text("one word after another " * 1_000_000)
+    else:
+        path.write_text(('{"text": "' + "one word after another " * 200 + '"}\n') * 4_000)
+    [corpus] = find_corpora(path)
+    splitter = Splitter(GPT4_PATTERN)
+    tracemalloc.start()
+    try:
+        split = Split(Counts.of(corpus.pieces(Reading())), 0.1)
+        parts = cut(split.parts(corpus.pieces(Reading())), splitter, ())
+        chars = sum(batch.chars for batch in batches(((0, part.val), part) for part in parts))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert chars == split.counts.chars > 18_000_000
+    assert peak < 12_000_000
+
+
+def test_thousands_of_small_files_make_a_small_meta(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for i in range(3000):
+        (tmp_path / "docs" / f"{i}.txt").write_text(f"file {i}\n")
+    data = prepare(tmp_path / "docs", tokenizer="bytes", root=tmp_path, progress=False)
+    assert [data.meta["splits"][split]["documents"] for split in ("train", "val")] == [2700, 300]
+    assert (data.folder / "meta.json").stat().st_size < 6000
 
 
 # Vocabularies

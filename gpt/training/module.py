@@ -214,8 +214,9 @@ class GPTModule(L.LightningModule):
             if gradient_clip_val:
                 self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        trained = [p for p in self.parameters() if p.grad is not None]  # once: it walks all modules
-        self.gradient_norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        trained = list(self.parameters())  # once: it walks all modules
+        gradients = [p.grad for p in trained if p.grad is not None]
+        self.gradient_norm = nn.utils.get_total_norm(gradients)
         if not gradient_clip_val:
             return
         if gradient_clip_algorithm == "value":

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from gpt.cli import main as antiphon
 from gpt.errors import ConfigError
 from gpt.training.checkpoints import CheckpointSchedule, RunCheckpoints
 from gpt.training.guard import DivergedError, LossGuard
@@ -64,6 +66,8 @@ def test_a_nan_stops_the_run_and_names_step_batch_and_checkpoint(tmp_path, corpu
     assert "blocks 40 to 47" in told
     assert f"the last good checkpoint is {run.last} (step 4)" in told
     assert "--resume" in told
+    command = re.search(r"antiphon (data inspect \S+ --at \d+)", told)
+    assert antiphon(command[1].split()) == 0
     assert torch.load(run.last, weights_only=True)["global_step"] == 4
     # The places that are listed are those of the batches that the step had.
     listed = json.loads((run.path / "diverged.json").read_text())

@@ -190,7 +190,11 @@ def _field(row: Any, field: str, path: str, number: int, reading: Reading) -> st
         reading.bad_row(f"{path}, row {number}, is no object with fields but {_type(row)}")
         return None
     if field not in row:
-        raise DataError(missing_field(path, field, list(row), number))
+        message = missing_field(path, field, list(row), number)
+        if reading.on_error == "stop":
+            raise DataError(message)
+        reading.bad_row(message)
+        return None
     if row[field] is None:
         return ""
     reading.bad_row(f"{path}, row {number}: the field {field!r} is {_type(row[field])}, not text")

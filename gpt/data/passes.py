@@ -148,7 +148,11 @@ class Job:
         looked_at = ", ".join(corpus.source.source for corpus in self.corpora)
         if not chars:
             documents = sum(counts.empty for counts in self._counts)
-            raise DataError(f"no text found: {documents} documents in {looked_at}, all empty")
+            left = f" ({self._losses.first})" if self._losses.first else ""
+            raise DataError(
+                f"no text found: {documents} documents in {looked_at}, all empty"
+                + (f", and {self._losses.rows} rows left out{left}" if left else "")
+            )
         if not all(
             any(Split(counts, self.val_fraction).has(split) for counts in self._counts)
             for split in SPLITS

@@ -548,6 +548,14 @@ def test_bytes_that_do_not_belong_are_left_out_on_request_and_counted(
     assert found == {"skip": "abcd" * 100, "replace": "abc\ufffdd\ufffd" * 100}
 
 
+def test_a_field_that_no_row_has_is_named_though_rows_may_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"body": "text"}\n' * 30)
+    with pytest.raises(
+        DataError, match=r"30 rows left out .*row 1, has no field 'text'; it has 'b"
+    ):
+        prepare(tmp_path / "t.jsonl", root=tmp_path, on_error="skip", progress=False)
+
+
 def test_line_ends_are_made_one_on_request(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"a\r\nb\rc\n" * 10)
     texts = [

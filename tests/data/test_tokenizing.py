@@ -162,7 +162,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "t.txt"), str(tmp_path / "data")]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while len(team := task.read_text().split()) < 2:
+        while len(task.read_text().split()) < 2:
             time.sleep(0.01)
         process.kill()
         assert process.stderr is not None

@@ -128,6 +128,9 @@ class RunCheckpoints(Checkpoint):
                     f"{parts} batches"
                 )
         self._saved_at = self.clock()
+        anew = self._saved_step is None and self.run.last.is_file()
+        if anew and trainer.is_global_zero and not is_trial(trainer):
+            self.run.begun.touch()  # so that --resume does not take the other run's for this one's
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._saved_step is None:
@@ -231,6 +234,7 @@ class RunCheckpoints(Checkpoint):
                 put_in_place(scratch, self.run.last, None if first else self.run.previous)
                 if self._new_best:
                     replace_with_copy(self.run.last, self.run.best)
+                self.run.begun.unlink(missing_ok=True)
         except OSError as error:
             scratch.unlink(missing_ok=True)
             raise CheckpointError(

@@ -224,7 +224,7 @@ class TrainCLI(LightningCLI):
         for problem in problems:
             say(problem)
         if found is None:
-            why = "none of its checkpoints is whole" if problems else "it has no checkpoint"
+            why = "no whole checkpoint of its own" if problems else "it has no checkpoint"
             say(f"nothing to resume in {self.run_folder.path}: {why}; starting from the beginning")
         return found
 

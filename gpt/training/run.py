@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "checkpoints" / "previous.ckpt"
 
     @property
+    def begun(self) -> Path:
+        """There while a new run has saved nothing yet and the checkpoints are still another's."""
+        return self.path / "checkpoints" / ".begun"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.csv"
 

@@ -125,6 +125,12 @@ def find_last_good(run: RunFolder) -> tuple[Path | None, list[str]]:
 
     None if there is no whole one.
     """
+    if run.begun.is_file():
+        problem = (
+            "the run that began last was cut off before its first checkpoint (those of the run "
+            "before it are still there: --ckpt_path last goes on with that one)"
+        )
+        return None, [problem]
     problems = []
     for path in (run.last, run.previous, run.best):
         if not path.is_file():

@@ -227,6 +227,19 @@ def test_a_new_run_leaves_nothing_of_the_old_one_to_fall_back_to(tmp_path, corpu
     assert sorted(p.name for p in saved.last.parent.iterdir()) == ["last.ckpt"]
 
 
+def test_a_new_run_that_is_killed_at_once_is_not_taken_for_the_old_one(tmp_path, corpus, saved):
+    with pytest.raises(Killed):
+        fit(tmp_path, corpus, 5, [kept(saved, every_n_steps=3), Kill(1)])
+    found, problems = find_last_good(saved)
+    assert found is None
+    assert "cut off before its first checkpoint" in problems[0]
+    assert verify_checkpoint(saved.last) == 3, "the old run's is still there to be named"
+    with pytest.raises(Killed):
+        fit(tmp_path, corpus, 5, [kept(saved, every_n_steps=3), Kill(3)])
+    assert find_last_good(saved) == (saved.last, [])
+    assert not saved.begun.exists()
+
+
 def test_the_best_is_found_again_where_a_kill_parted_it_from_the_last(tmp_path, corpus, run):
     fit(tmp_path, corpus, 4, [FinalValidation(), kept(run)], val_check_interval=2)
     assert step_of(run.best) == 4

@@ -199,7 +199,7 @@ def test_resume_goes_on_with_what_is_whole_begins_where_there_is_nothing_and_end
     for path in last.parent.iterdir():
         path.unlink()
         path.write_bytes(b"")
-    assert "none of its checkpoints is whole; starting from the beginning" in run(1)
+    assert "no whole checkpoint of its own; starting from the beginning" in run(1)
     assert (folder / "samples.txt").read_text().count("--- step") == 1
 
 

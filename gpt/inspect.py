@@ -90,7 +90,11 @@ def _model(path: Path) -> Subject:
     loaded = load_model(path, dtype=None)
     tokenizer = loaded.tokenizer
     facts = {"tokenizer": f"{tokenizer.kind}, {tokenizer.n_vocab:,} tokens"}
-    facts |= {name.replace("_", " "): _shown(value) for name, value in loaded.training.items()}
+    facts |= {
+        name.replace("_", " "): _shown(value)
+        for name, value in loaded.training.items()
+        if not isinstance(value, dict)
+    }
     folder = path / "model" if (path / "model").is_dir() else path
     files = [path] if path.is_file() else sorted(file for file in folder.iterdir())
     for file in files:

@@ -69,6 +69,7 @@ class GPTModule(L.LightningModule):
         self._part_nats: list[Tensor] = []
         self._part_targets: list[int] = []
         self.step_loss: Tensor | None = None
+        self._step_metrics: dict[str, float | Tensor] = {}
         self.gradient_norm: Tensor | None = None
         self._tally = Tally()
         self._rng: list[dict[str, Any]] | None = None
@@ -154,10 +155,25 @@ class GPTModule(L.LightningModule):
         last_part = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
         logged = (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]
         self.step_loss = self._step_loss(of_all=last_part and logged)
-        if last_part and logged:  # Lightning's bookkeeping is not free
-            self.log("train/loss", self.step_loss, batch_size=len(ids))
-            self.log("lr", self.current_lr, batch_size=len(ids))
+        if last_part and logged:
+            self.log_step({"train/loss": self.step_loss, "lr": self.current_lr})
         return nats / self._part_size
+
+    def log_step(self, metrics: dict[str, float | Tensor]) -> None:
+        """Hand numbers of the step in hand to callbacks at once, to the loggers when it ends.
+
+        Lightning's `log` copies and moves a container for each number, which for the four of a step
+        was half of what a logging step cost over a bare one.
+        """
+        self.trainer.callback_metrics.update(metrics)  # type: ignore[arg-type]
+        self._step_metrics |= metrics
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._step_metrics:
+            row = {name: float(value) for name, value in self._step_metrics.items()}
+            self._step_metrics.clear()
+            for logger in self.trainer.loggers:
+                logger.log_metrics(row, self.global_step - 1)  # Lightning counts from 0
 
     def _step_loss(self, *, of_all: bool) -> Tensor:
         """The mean over all targets of the step so far: of this process, or of all of them."""

@@ -140,7 +140,7 @@ def _find(source: Source, seen: set[tuple[int, int]]) -> Corpus:
         files.append(path)
         total += facts.st_size
         where = os.path.abspath(path)
-        digest.update(f"{where}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+        digest.update(os.fsencode(f"{where}\0{facts.st_size}\0{facts.st_mtime_ns}\0"))
         if len(listed) < _LISTED_FILES:
             entry = {"path": where, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
             listed.append(entry)
@@ -223,12 +223,14 @@ def _folder(folder: str) -> list[str]:
     found = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            os.path.join(parent, name)
-            for name in files
-            if not name.startswith(".") and kind_of(name)
-        ]
-    return sorted(found)
+        wanted = [name for name in files if not name.startswith(".") and kind_of(name)]
+        found += [os.path.join(parent, name) for name in wanted]
+    return sorted(path for path in found if not _waits(path))
+
+
+def _waits(path: str) -> bool:
+    """Whether it is there but is no regular file: a pipe or a socket, say, would wait for ever."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _short_name(given: str) -> str:

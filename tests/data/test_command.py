@@ -261,6 +261,27 @@ def test_a_token_that_was_changed_is_found(
     assert main(["inspect", str(data.folder), "--no-check", "--documents", "0"]) == 0
 
 
+def test_a_count_that_is_wrong_everywhere_is_found(data: PreparedData, capsys: Any) -> None:
+    """What is printed has been compared with the tokens: characters and each source's numbers."""
+    path = data.folder / "meta.json"
+    whole = path.read_text()
+    for name in ("documents", "bytes", "chars"):
+        meta = json.loads(whole)
+        for counts in (meta["splits"]["val"], meta["spans"][0]["val"]):
+            counts[name] += 1
+        path.write_text(json.dumps(meta))
+        with pytest.raises(DataError, match=f"val of .*rows.jsonl has {name} "):
+            main(["inspect", str(data.folder)])
+
+
+def test_tokens_that_are_none_are_not_counted(data: PreparedData) -> None:
+    path = data.folder / "val-00000.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    for argv in (["stats"], ["stats", "--split", "val"], ["inspect"], ["inspect", "--split=val"]):
+        with pytest.raises(DataError, match="val has an id that its vocabulary has not"):
+            main([argv[0], str(data.folder), *argv[1:]])
+
+
 def test_an_id_without_a_token_is_found(tmp_path: Path) -> None:
     tokens = [bytes([b]) for b in range(256)]
     gaps = Tokenizer("gaps", r"(?s:.)", tokens, special={"<|endoftext|>": 300})

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tqdm import tqdm
 
 from gpt.errors import DataError, PromptError, UserError
-from gpt.journal import Done, Journal, dumps
+from gpt.journal import Done, Journal, dumps, output_file
 from gpt.params import MAX_SEED, SamplingParams
 from gpt.prompts import Format, LineReader, Nothing, Prompt, PromptReader
 from gpt.sequence import Sequence
@@ -219,7 +219,7 @@ def run_file(args: argparse.Namespace, base: SamplingParams, open_model: Open) -
         digest, total = (None, None) if args.input == "-" else _look_through(file)
         if total == 0:
             raise DataError(f"{args.input} has no prompts; give one on each line")
-        output = None if args.output is None else Path(args.output)
+        output = None if args.output is None else output_file(args.output)
         if output is not None and _same_file(file, output):
             raise DataError(f"{output} is the input; the results need a file of their own")
         loaded, dtype, device = open_model()

@@ -285,7 +285,8 @@ def show(
 def as_json(record: dict[str, Any]) -> str:
     """One line. Other alphabets stay readable where the terminal or file can hold them."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    return json.dumps(record, ensure_ascii=encoding.lower().replace("-", "") != "utf8")
+    ascii_only = encoding.lower().replace("-", "") != "utf8"
+    return json.dumps(record, ensure_ascii=ascii_only, allow_nan=False)
 
 
 def _write(text: str) -> None:

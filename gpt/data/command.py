@@ -284,10 +284,12 @@ def _entry(source: Source) -> str | dict[str, Any]:
 
 def _prepare(args: argparse.Namespace) -> int:
     from gpt.data.prepare import prepare
+    from gpt.signals import ended_by_signals
 
     sources = [parse_source(word, args.field, args.hf_split) for word in args.source]
     settings = given_settings(args)
-    data = prepare(sources, progress=not args.quiet, **settings)
+    with ended_by_signals():
+        data = prepare(sources, progress=not args.quiet, **settings)
     settings.pop("workers", None)  # how it was made, not what
     command = train_command(sources, settings)
     if args.json:

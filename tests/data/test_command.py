@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -345,6 +348,29 @@ def test_a_corpus_is_counted_without_being_prepared(
     out = run(capsys, "stats", str(rows), "--top", "2", "--tokenizer", str(data.folder))
     assert "documents   42, of them" in out
     assert "most frequent" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_preparing_with_its_workers_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "t.txt").write_text("some text of the corpus, " * 2_000_000)
+    words = ["prepare", "t.txt", "--tokenizer", "bytes", "--root", "data", "--workers", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpt", "data", *words],
+        stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        while "tokenizing" not in process.stderr.readline():
+            pass
+        while not any(path.stat().st_size for path in tmp_path.glob("data/.*/*.bin")):
+            time.sleep(0.01)
+        process.send_signal(number)
+        rest = process.stderr.read()  # to its end: no worker holds it open any more
+    assert process.returncode == 128 + number
+    assert "Traceback" not in rest
+    assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_preparing_loads_no_torch(rows: Path) -> None:

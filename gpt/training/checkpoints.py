@@ -30,6 +30,7 @@ from gpt.training.storage import (
     DurableCheckpointIO,
     put_in_place,
     read_checkpoint,
+    remove_products,
     replace_with_copy,
 )
 from gpt.training.throughput import is_logging_step
@@ -62,7 +63,8 @@ class RunCheckpoints(Checkpoint):
     the lowest validation loss.
 
     Each is replaced atomically and flushed to the disk first. A run that begins anew in an old
-    run's folder takes the place of its checkpoints with its own first, not before.
+    run's folder takes the place of its checkpoints, and takes away the model made of them, with its
+    own first, not before.
 
     Args:
         run: the run's folder.
@@ -228,6 +230,7 @@ class RunCheckpoints(Checkpoint):
             trainer.save_checkpoint(scratch)
             if trainer.is_global_zero:
                 if first:  # what lies here is of an earlier run
+                    remove_products(self.run)
                     self.run.previous.unlink(missing_ok=True)
                     if self.best_step is None:
                         self.run.best.unlink(missing_ok=True)

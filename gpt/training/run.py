@@ -68,6 +68,11 @@ class RunFolder:
     def model(self) -> Path:
         return self.path / "model"
 
+    @property
+    def report(self) -> tuple[Path, ...]:
+        """The page about the run, and its curve."""
+        return self.path / "report.html", self.path / "loss.png"
+
     def create(self) -> None:
         """Make the folder and write to it: better now than after an hour of preparing text.
 

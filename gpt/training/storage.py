@@ -82,6 +82,20 @@ def replace_with_copy(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def remove_products(run: RunFolder) -> None:
+    """Take away the model and the report of an earlier run: they would pass for this one's.
+
+    The model's folder is renamed first, so that no half of it is ever there to be used.
+    """
+    leaving = run.model.with_name(f".{run.model.name}.old")
+    shutil.rmtree(leaving, ignore_errors=True)  # of a run that was killed right here
+    if run.model.is_dir():
+        os.replace(run.model, leaving)
+        shutil.rmtree(leaving, ignore_errors=True)
+    for product in run.report:
+        product.unlink(missing_ok=True)
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The checkpoint as plain data, its tensors still on disk. No code in it is ever run.
 

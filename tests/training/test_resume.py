@@ -227,6 +227,23 @@ def test_a_new_run_leaves_nothing_of_the_old_one_to_fall_back_to(tmp_path, corpu
     assert sorted(p.name for p in saved.last.parent.iterdir()) == ["last.ckpt"]
 
 
+def test_a_new_run_takes_the_model_of_the_old_one_away_with_its_checkpoints(
+    tmp_path, corpus, saved
+):
+    products = [saved.model / "config.json", *saved.report]
+    saved.model.mkdir()
+    for path in products:
+        path.write_text("of the earlier run")
+    fit(tmp_path, corpus, 4, [kept(saved)], ckpt_path=saved.last)
+    assert all(path.is_file() for path in products), "it is this run's own"
+    with pytest.raises(Killed):
+        fit(tmp_path, corpus, 5, [kept(saved, every_n_steps=3), Kill(2)])
+    assert all(path.is_file() for path in products), "so are its checkpoints"
+    with pytest.raises(Killed):
+        fit(tmp_path, corpus, 5, [kept(saved, every_n_steps=3), Kill(4)])
+    assert sorted(path.name for path in saved.path.iterdir()) == ["checkpoints"]
+
+
 def test_a_new_run_that_is_killed_at_once_is_not_taken_for_the_old_one(tmp_path, corpus, saved):
     with pytest.raises(Killed):
         fit(tmp_path, corpus, 5, [kept(saved, every_n_steps=3), Kill(1)])

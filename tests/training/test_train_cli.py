@@ -48,6 +48,22 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, corpus, 
     assert config["name"] == "mine"  # after the file
 
 
+def test_a_preset_among_the_flags_wins_over_the_file_and_loses_to_other_flags(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(
+        "model:\n  config: {n_layer: 9, d_model: 96, d_ff: 100, dropout: 0.5, block_size: 8}\n"
+        "trainer: {max_steps: 1}\n"
+    )
+    got = parsed(capsys, "--model.config.block_size=32", "--model.preset", "nano",
+                 "--config=mine.yaml", "--model.config.n_head", "4")  # fmt: skip
+    assert got["model"]["preset"] == "nano"
+    config = got["model"]["config"]
+    assert (config["n_layer"], config["d_model"], config["d_ff"]) == (2, 64, None)  # preset
+    assert (config["n_head"], config["block_size"]) == (4, 32)  # flags, also before the file
+    assert config["dropout"] == 0.5  # file: no preset names it
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(got))
+    assert parsed(capsys, "--config", "again.yaml")["model"] == got["model"]
+
+
 @pytest.mark.parametrize("name", shipped_configs())
 def test_every_shipped_config_is_accepted(name, capsys):
     config = parsed(capsys, "--config", name)
@@ -60,7 +76,15 @@ def test_every_shipped_config_is_accepted(name, capsys):
     [
         (["fit", "--model.preset", "gpt2-124"], 1, "did you mean gpt2-124m"),
         (["fit", "--model.config.n_layer", "0"], 1, "n_layer is 0"),
-        (["fit", "--model.config.n_layer", "two"], 2, "model.config.n_layer"),
+        (
+            ["fit", "--model.config.n_layer", "two"],
+            2,
+            "model.config.n_layer is 'two', but must be a whole number\n",
+        ),
+        (["fit", "--checkpoint.every_minutes", "x"], 2, "is 'x', but must be a number or null\n"),
+        (["fit", "--tensorboard", "maybe"], 2, "must be true or false"),
+        (["fit", "--trainer.devices", "[x"], 1, "trainer.devices [x"),
+        (["fit", "--config", "diary.txt"], 2, "diary.txt is not a mapping of settings; a text to"),
         (["fit", "--model.config.n_layr", "2"], 2, "--model.config.n_layr"),
         (["fit", "--model.d_model", "8"], 2, "did you mean --model.config.d_model?"),
         (["fit", "--data.sorce=x"], 2, "did you mean --data.source?"),
@@ -114,6 +138,7 @@ def test_a_mistake_is_one_line_and_a_status(tmp_path, capsys, monkeypatch, argum
     (tmp_path / "seed.yaml").write_text("seed: 3\n")
     (tmp_path / "value.yaml").write_text("model: {optimizer: {schedule: cosin}}\n")
     (tmp_path / "broken.yaml").write_text("model: [\n")
+    (tmp_path / "diary.txt").write_text("It rained.\nIt rained again.\n")
     assert main(arguments) == status
     out, err = capsys.readouterr()
     assert out == ""
@@ -162,7 +187,7 @@ def test_a_refused_run_leaves_the_earlier_one_as_it_was_and_a_new_one_says_so(
     assert main(["fit", *tiny, "--trainer.fast_dev_run", "true"]) == 0
     assert contents(folder) == before
     assert main(["fit", *tiny, "--trainer.max_steps", "1"]) == 0
-    told = "runs/run holds a run of 2 steps; starting over (to go on with it: --resume)"
+    told = "runs/run holds a run of 2 steps; starting over (to go on with it: --resume). Its ch"
     assert told in capsys.readouterr().err
     assert (folder / "samples.txt").read_text().count("--- step") == 1
 

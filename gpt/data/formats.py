@@ -164,8 +164,15 @@ def _mended(line: bytes, path: str, number: int, reading: Reading) -> Any:
     except RecursionError:
         reading.bad_row(f"{place}, is nested too deep to be read")
     except ValueError as error:
-        reading.bad_row(f"{place}, is not JSON: {error}")
+        reading.bad_row(f"{place}, {not_json(error)}")
     return _NO_ROW
+
+
+def not_json(error: ValueError) -> str:
+    """What is wrong with a text that `json` has refused with `error`."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error}"
+    return "has a number of too many digits to be read"  # what Python says of it is for programmers
 
 
 def _whole(text: str, path: str, number: int, reading: Reading) -> str | None:
@@ -282,6 +289,11 @@ def _parquet(path: str, raw: IO[bytes], field: str, reading: Reading) -> Iterato
             names = parquet.schema_arrow.names
             if field not in names:
                 raise DataError(missing_field(path, field, names))
+            if names.count(field) > 1:
+                raise DataError(
+                    f"{path} has {names.count(field)} columns of the name {field!r}, so it is not "
+                    "clear which is meant; rename all but one"
+                )
             check_text_type(parquet.schema_arrow.field(field).type, path, field)
             rows = max(parquet.metadata.num_rows, 1)
             number = told = 0
@@ -373,5 +385,10 @@ def _opened(path: str, raw: Any) -> Iterator[IO[bytes]]:
 
     # Arrow's streams take several members or frames in one file, and know one that was cut short.
     file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, 1 << 18)
+    if not file.peek(1):
+        raise DataError(
+            f"{path} is cut short: it has 0 bytes, which is less than {packed} has of an empty "
+            "text; make or copy it again"
+        )
     with pa.CompressedInputStream(pa.PythonFile(file, "r"), _CODECS[packed]) as stream:
         yield io.BufferedReader(stream, 1 << 18)

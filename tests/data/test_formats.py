@@ -262,3 +262,27 @@ def test_parquet_of_other_text_types_and_null(tmp_path: Path, kind: pa.DataType)
 def test_a_place_is_a_file_or_a_row_of_it() -> None:
     assert Piece("a", True, "t.txt").place == "t.txt"
     assert Piece("a", True, "t.csv", 4).place == "t.csv, row 4"
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.zst", "a.parquet.gz"])
+def test_a_packed_file_of_no_bytes_is_cut_short(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match="is cut short: it has 0 bytes"):
+        list(read_file(str(tmp_path / name), "text", Reading()))
+
+
+def test_two_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    column = pa.array(["a", "b"])
+    pq.write_table(pa.table([column, column], ["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="has 2 columns of the name 'text'"):
+        list(read_file(str(tmp_path / "a.parquet"), "text", Reading()))
+
+
+def test_a_number_of_thousands_of_digits_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "n": ' + "1" * 5000 + "}\n")
+    with pytest.raises(DataError, match="line 1, has a number of too many digits") as caught:
+        list(read_file(str(tmp_path / "a.jsonl"), "text", Reading()))
+    assert "set_int_max" not in str(caught.value)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpt.arguments import CommandParser, examples
-from gpt.data.decoding import decode_utf8
+from gpt.data.decoding import Reading, decode_utf8
 from gpt.errors import DataError, TokenizerError
 from gpt.terminal import dim, shows_colour
 
@@ -26,6 +26,7 @@ SHOWN_TOKENS = 1000
 """Tokens that are drawn unless --limit says otherwise."""
 
 _BLOCK = 1 << 16
+_AS_IT_IS = Reading(choice=False)
 
 DESCRIPTION = """\
 Show how a tokenizer cuts a text, or what text some ids stand for.
@@ -127,11 +128,11 @@ def read_text(args: argparse.Namespace) -> Iterator[str]:
         yield args.text
         return
     if args.file in (None, "-"):
-        yield from decode_utf8(sys.stdin.buffer, "standard input")
+        yield from decode_utf8(sys.stdin.buffer, "standard input", _AS_IT_IS)
         return
     try:
         with open(os.path.expanduser(args.file), "rb") as stream:
-            yield from decode_utf8(stream, args.file)
+            yield from decode_utf8(stream, args.file, _AS_IT_IS)
     except OSError as error:
         raise DataError(f"cannot read {args.file}: {error.strerror or error}") from None
 

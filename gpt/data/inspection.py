@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.data.description import COUNTS
+from gpt.data.description import COUNTS, SPLITS
 from gpt.data.progress import Progress
-from gpt.data.shards import SPLITS, PreparedData, TokenArray
+from gpt.data.shards import PreparedData, TokenArray
 from gpt.errors import DataError
 from gpt.pieces import PieceWriter, readable
 from gpt.splitting import PATTERNS

@@ -106,7 +106,7 @@ def prepare(
         "on_error": on_error,
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = Path(root).expanduser() / f"{joint_name(corpora)}-{key[:12]}"
+    folder = _root(root) / f"{joint_name(corpora)}-{key[:12]}"
     with contextlib.suppress(DataError):
         return _open(folder, sources)
     job = Job(
@@ -142,6 +142,22 @@ def prepare(
             "or choose a folder that can be written"
         ) from None
     return _open(folder, sources)
+
+
+def _root(given: str | Path) -> Path:
+    """Raises DataError for what can be no folder."""
+    if "\0" in str(given):
+        raise DataError(f"root is {str(given)!r}, but a name cannot have a NUL in it; leave it out")
+    root = Path(given).expanduser()
+    for path in (root, *root.parents):
+        if os.path.lexists(path):
+            if not path.is_dir():
+                raise DataError(
+                    f"cannot write prepared data to {root}: {path} is no folder; choose another "
+                    "root"
+                )
+            break
+    return root
 
 
 def _open(folder: Path, sources: Sequence[Source]) -> PreparedData:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpt.data.description import SPLITS
 from gpt.data.inspection import NOTHING, blocks, byte_lengths, check_ids, progress, table
 from gpt.data.progress import Progress
-from gpt.data.shards import SPLITS, PreparedData
+from gpt.data.shards import PreparedData
 from gpt.pieces import readable
 from gpt.tokenizer import Tokenizer
 from gpt.transcript import spelt

@@ -389,3 +389,15 @@ def test_help_of_each_action_ends_with_examples(capsys: Any) -> None:
         with pytest.raises(SystemExit):
             main([*action, "--help"], "antiphon data")
         assert "\nexamples:\n  antiphon data" in capsys.readouterr().out
+
+
+def test_the_commands_it_prints_hold_for_strange_names(tmp_path: Path, monkeypatch: Any) -> None:
+    from gpt.data.command import _inspected, train_command
+    from gpt.training.cli import build_parser as train_parser
+
+    words = shlex.split(train_command([Source("-dash.txt")], {"root": "-data"}))
+    assert "--data.source=-dash.txt" in words
+    assert train_parser("antiphon train").parse_args(words[2:])
+    assert _inspected(Path("-data/a b")) == "'./-data/a b'"
+    strange = os.fsdecode(b"it's caf\xe9.txt")
+    assert train_command([Source(strange)], {}).endswith(r" $'it\x27s caf\xe9.txt'")

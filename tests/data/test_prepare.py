@@ -620,3 +620,28 @@ def test_meta_tells_where_the_data_comes_from(text: Path, tmp_path: Path) -> Non
     assert meta["tokenizer"]["vocab_size"] == 300
     assert meta["tokenizer"]["fingerprint"] == data.tokenizer.fingerprint
     assert meta["fingerprint"][:12] == data.folder.name[-12:]
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        (1e-300, "val_fraction is 1e-300: .* holds out none; give a larger fraction"),
+        (
+            1 - 1e-16,
+            "fraction is 0.9999999999999999: .* leaves none to train on; give a smaller",
+        ),
+    ],
+)
+def test_a_fraction_that_leaves_a_split_empty_is_named(
+    share: float, says: str, text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=says):
+        prepare(text, tokenizer="bytes", val_fraction=share, root=tmp_path / "d", progress=False)
+
+
+@pytest.mark.parametrize("below", ["", "/data"])
+def test_a_root_that_can_be_no_folder_is_named(below: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is no folder; choose another root"):
+        prepare(text, tokenizer="bytes", root=f"{text}{below}", progress=False)
+    with pytest.raises(DataError, match="cannot have a NUL in it"):
+        prepare(text, tokenizer="bytes", root=f"{tmp_path}/a\0b{below}", progress=False)

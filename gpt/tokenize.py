@@ -274,7 +274,11 @@ def print_text(tokenizer: Tokenizer, args: argparse.Namespace) -> None:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     kept: list[str] = []
     tokens = 0
-    for token in read_ids(args.decode):
+    # All ids are looked at before anything is written: a wrong one must not come after half a text.
+    ids = list(read_ids(args.decode))
+    for token in ids:
+        tokenizer.token_bytes(token)
+    for token in ids:
         data = tokenizer.token_bytes(token)
         if args.special:
             data = names.get(token, data)

@@ -204,3 +204,9 @@ def test_a_file_that_is_no_text_gets_no_advice_to_use_a_flag_there_is_not(tmp_pa
 def test_a_tokenizer_without_a_name_is_unknown() -> None:
     with pytest.raises(TokenizerError, match="the tokenizer '' is neither a name nor a path"):
         main(["-t", "", "a"])
+
+
+def test_a_wrong_id_comes_before_any_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TokenizerError, match="999 is outside"):
+        main(["-t", "bytes", "--decode", "72", "999"])
+    assert capsys.readouterr().out == ""

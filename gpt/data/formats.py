@@ -213,8 +213,8 @@ def missing_field(name: str, field: str, there: list[str], number: int = 0) -> s
     row = f", row {number}," if number else ""
     listed = ", ".join(map(repr, there[:20])) + (", …" if len(there) > 20 else "")
     return (
-        f"{name}{row} has no field {field!r}; it has {listed or 'none'}: set field to the one that "
-        "holds the text"
+        f"{name}{row} has no field {field!r}; it has {listed or 'none'}; name the one that holds "
+        "the text (--field, in a config data.field)"
     )
 
 
@@ -322,7 +322,7 @@ def check_text_type(kind: Any, name: str, field: str) -> None:
     # By name, since not every release of Arrow has each of them; a column of nothing is "null".
     if str(kind) not in ("string", "large_string", "string_view", "null"):
         raise DataError(
-            f"{name}: the field {field!r} is of type {kind}, not text; set field to another"
+            f"{name}: the field {field!r} is of type {kind}, not text; name another with --field"
         )
 
 

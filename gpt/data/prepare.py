@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, get_args
 from gpt.data.decoding import Newlines, OnError
 from gpt.data.passes import Job, Vocabulary, all_cores
 from gpt.data.shards import FORMAT, PreparedData
-from gpt.data.sources import Source, SourceLike, as_sources, find_corpora, joint_name
+from gpt.data.sources import Source, SourceLike, as_sources, find_corpora, joint_name, passed_over
 from gpt.errors import ConfigError, DataError, TokenizerError
 from gpt.files import sync_folder
 from gpt.splitting import Splitter, split_pattern
@@ -122,6 +123,8 @@ def prepare(
             temporary = folder.with_name(f".{folder.name}.tmp")
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
+            if progress:
+                _tell_of_other_files(sources)
             try:
                 job.run(temporary, {**identity, "fingerprint": key})
                 for before, now in zip(corpora, find_corpora(sources), strict=True):
@@ -142,6 +145,16 @@ def prepare(
             "or choose a folder that can be written"
         ) from None
     return _open(folder, sources)
+
+
+def _tell_of_other_files(sources: Sequence[Source]) -> None:
+    """A folder may hold more than what can be read; what is left out should be no surprise."""
+    others = passed_over(sources)
+    if others:
+        shown = ", ".join(others[:5])
+        more = f" and {len(others) - 5:,} more" if len(others) > 5 else ""
+        verb = "is" if len(others) == 1 else "are"
+        print(f"left out, since the kind {verb} not known: {shown}{more}", file=sys.stderr)
 
 
 def _root(given: str | Path) -> Path:

@@ -216,15 +216,25 @@ def _some(files: list[str], source: str) -> list[str]:
     return files
 
 
-def _folder(folder: str) -> list[str]:
+def passed_over(sources: Sequence[Source]) -> list[str]:
+    """The files in folders that were named which are of no kind that can be read, for a note."""
+    found: list[str] = []
+    for source in sources:
+        path = os.path.expanduser(source.source)
+        if source.source not in NAMED and os.path.isdir(path):
+            found += _folder(path, wanted=lambda name: kind_of(name) is None)
+    return found
+
+
+def _folder(folder: str, wanted: Callable[[str], object] = lambda name: kind_of(name)) -> list[str]:
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
 
     found = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        wanted = [name for name in files if not name.startswith(".") and kind_of(name)]
-        found += [os.path.join(parent, name) for name in wanted]
+        chosen = [name for name in files if not name.startswith(".") and wanted(name)]
+        found += [os.path.join(parent, name) for name in chosen]
     return sorted(path for path in found if not _waits(path))
 
 

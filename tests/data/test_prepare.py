@@ -645,3 +645,20 @@ def test_a_root_that_can_be_no_folder_is_named(below: str, text: Path, tmp_path:
         prepare(text, tokenizer="bytes", root=f"{text}{below}", progress=False)
     with pytest.raises(DataError, match="cannot have a NUL in it"):
         prepare(text, tokenizer="bytes", root=f"{tmp_path}/a\0b{below}", progress=False)
+
+
+def test_what_a_folder_has_of_other_kinds_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixed"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("some words to learn from " * 20)
+    for name in ("x.pdf", "sub/y.log", ".hidden.pdf"):
+        (folder / name).write_text("?")
+    prepare(str(folder), tokenizer="bytes", root=tmp_path / "data")
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert "x.pdf" in told
+    assert "y.log" in told
+    assert "hidden" not in told
+    prepare(str(folder), tokenizer="bytes", root=tmp_path / "again", progress=False)
+    assert "left out" not in capsys.readouterr().err

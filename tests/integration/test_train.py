@@ -97,7 +97,7 @@ def test_a_run_can_be_made_measured_made_again_and_gone_on_with(folder: Path) ->
     names = {"checkpoints", "config.yaml", "metrics.csv", "model", "samples.txt"}
     assert {path.name for path in tiny.iterdir()} >= names
     assert {path.name for path in again.iterdir()} == {path.name for path in tiny.iterdir()}
-    assert not [path for path in tiny.rglob(".*")]  # nothing half written
+    assert not list(tiny.rglob(".*"))  # nothing half written
     assert sorted(p.name for p in (tiny / "checkpoints").iterdir()) == [
         "best.ckpt", "last.ckpt", "previous.ckpt",
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The `antiphon sample` command: text from a model on this machine.
 
 Three ways to use it: one prompt, printed as its text is made or as JSON (here); many prompts from a
-file (`gpt.batch`); and one after another at a terminal (`gpt.interactive`).
+file (`gpt.sample_file`); and one after another at a terminal (`gpt.interactive`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
     check(parser, args)
     params = sampling_params(args)
     if args.input is not None:
-        from gpt.batch import run_file
+        from gpt.sample_file import run_file
 
         return run_file(args, params, lambda: open_model(args))
     if wants_interaction(args):

@@ -266,7 +266,7 @@ def test_no_more_pages_than_the_budget_and_yet_all_texts(
 ) -> None:
     whole, narrow = tmp_path / "whole.jsonl", tmp_path / "narrow.jsonl"
     sample(model_folder, "--input", prompts, "--output", whole, "--seed", 1)
-    monkeypatch.setattr("gpt.batch.CACHE_BYTES", 1)  # a single context
+    monkeypatch.setattr("gpt.sample_file.CACHE_BYTES", 1)  # a single context
     sample(model_folder, "--input", prompts, "--output", narrow, "--seed", 1)
     assert [r.get("token_ids") for r in lines(narrow)] == [r.get("token_ids") for r in lines(whole)]
 

@@ -3,7 +3,7 @@
 **Memory.** No pass holds more than a part of the text, whatever its size. This process takes some
 80 MB and 10 MB for each worker (up to `AHEAD` batches of 512K characters), a worker some 60 MB:
 2 GB of JSON Lines and two workers peak at 180 MB in all (`benchmarks/prepare.py`). To this come, in
-each process, the vocabulary where it is a large one (90 MB for 200,000 tokens); the longest row of a
+each process, the vocabulary where it is large (90 MB for 200,000 tokens); the longest row of a
 source that has rows; Arrow's library and a row group's pages for Parquet, datasets and compressed
 files; 100 bytes a file for its path; and while a BPE is learned its table of different words, which
 comes from at most `LEARN_BYTES` of text.

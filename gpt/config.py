@@ -23,26 +23,23 @@ Norm = Literal["rmsnorm", "layernorm"]
 NormPlace = Literal["pre", "post"]
 MLPKind = Literal["gelu", "swiglu", "relu2"]
 
-_POSITION_FIELDS: dict[str, tuple[str, ...]] = {
-    "relative": ("relative_distance",),
-    "rotary": ("rope_dims", "rope_layout", "rope_scaling"),
+_SCALINGS = ("linear", "ntk", "yarn", "llama3")
+_READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "relative_distance": ("position", ("relative",)),
+    "rope_dims": ("position", ("rotary",)),
+    "rope_layout": ("position", ("rotary",)),
+    "rope_scaling": ("position", ("rotary",)),
+    "rope_factor": ("rope_scaling", _SCALINGS),
+    "rope_original_block_size": ("rope_scaling", ("yarn", "llama3")),
+    "rope_attention_factor": ("rope_scaling", ("yarn",)),
+    "rope_beta_fast": ("rope_scaling", ("yarn",)),
+    "rope_beta_slow": ("rope_scaling", ("yarn",)),
+    "rope_truncate": ("rope_scaling", ("yarn",)),
+    "rope_low_freq_factor": ("rope_scaling", ("llama3",)),
+    "rope_high_freq_factor": ("rope_scaling", ("llama3",)),
 }
-_SCALING_FIELDS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "linear": ("rope_factor",),
-    "ntk": ("rope_factor",),
-    "yarn": (
-        "rope_factor", "rope_original_block_size", "rope_attention_factor", "rope_beta_fast",
-        "rope_beta_slow", "rope_truncate",
-    ),
-    "llama3": (
-        "rope_factor", "rope_original_block_size", "rope_low_freq_factor", "rope_high_freq_factor",
-    ),
-}  # fmt: skip
-_SPECIAL_FIELDS = {name for names in _POSITION_FIELDS.values() for name in names} | {
-    name for names in _SCALING_FIELDS.values() for name in names
-}
-"""What only some position scheme reads. (rope_base is older than the rule, and exempt.)"""
+"""Fields that only some schemes read: which other field must say one of what. (rope_base is older
+than the rule, and exempt.)"""
 
 
 @dataclass(frozen=True)
@@ -187,20 +184,12 @@ class GPTConfig:
 
     def _check_positions(self) -> None:
         """A setting that the scheme does not have is refused: it would do nothing in silence."""
-        used = _POSITION_FIELDS.get(self.position, ())
-        if self.position == "rotary":
-            used = (*used, *_SCALING_FIELDS[self.rope_scaling])
-        for field in dataclasses.fields(self):
-            value, special = getattr(self, field.name), field.name in _SPECIAL_FIELDS
-            if special and field.name not in used and value != field.default:
-                mine = [k for k, v in _POSITION_FIELDS.items() if field.name in v]
-                other = (
-                    f"position {mine[0]}" if mine else
-                    "rope_scaling "
-                    + " or ".join(k for k, v in _SCALING_FIELDS.items() if field.name in v)
-                )  # fmt: skip
+        for name, (kind, readers) in _READ_BY.items():
+            value = getattr(self, name)
+            if value != getattr(GPTConfig, name) and getattr(self, kind) not in readers:
                 raise ConfigError(
-                    f"{field.name} is {value!r}, but belongs to {other} only; leave it out"
+                    f"{name} is {value!r}, but only {kind} {' or '.join(readers)} reads it, and "
+                    f"{kind} is {getattr(self, kind)}; leave it out"
                 )
         if self.position == "sinusoidal" and self.d_model % 2:
             raise ConfigError(
@@ -228,7 +217,7 @@ class GPTConfig:
             )
         if scaling == "ntk" and width < 4:
             raise ConfigError(f"{name} is {width}, but rope_scaling ntk needs at least 4")
-        if "rope_original_block_size" in _SCALING_FIELDS[scaling]:
+        if scaling in _READ_BY["rope_original_block_size"][1]:
             original = self.rope_original_block_size
             if original is None or original < 1:
                 raise ConfigError(

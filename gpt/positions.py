@@ -146,7 +146,7 @@ class Alibi:
         n = 1 << (self.heads.bit_length() - 1)
         h = torch.arange(self.heads, device=device, dtype=dtype)
         exponents = torch.where(h < n, 8 / n * (h + 1), 4 / n * (2 * (h - n) + 1))
-        return 2.0**-exponents  # type: ignore[no-any-return]
+        return 2.0**-exponents
 
 
 def score_term(config: GPTConfig) -> RelativeKeys | Alibi | None:

@@ -118,7 +118,8 @@ def rotate(x: Tensor, table: RotaryTable) -> Tensor:
     R = 2 * cos.shape[-1]
     turned = x if x.shape[-1] == R else x[..., :R]
     if interleaved:
-        a, b = turned.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+        wide = turned.to(cos.dtype)
+        a, b = wide[..., ::2], wide[..., 1::2]
         y = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
     else:
         a, b = turned.to(cos.dtype).chunk(2, dim=-1)

@@ -21,7 +21,7 @@ only where it has been trained or its scheme decays.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,13 @@ class ScoreTerm(Protocol):
 
     It is asked for whole groups of the plan and for single blocks of them, so the numbers must
     depend on nothing but the arguments and learned tables.
+
+    Attributes:
+        tables: the learned ones, for kernels with a backward pass of their own.
     """
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]: ...
 
     def __call__(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """The term of every query and key, also of those that a mask will hide.
@@ -105,6 +111,10 @@ class RelativeKeys(nn.Module):
         super().__init__()
         self.keys = nn.Embedding(config.relative_distance + 1, config.head_width)
 
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.keys.weight,)
+
     def forward(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """See `ScoreTerm`."""
         by_distance = q @ self.keys.weight.to(q.dtype).T  # (b, H, t, m + 1)
@@ -130,6 +140,7 @@ class Alibi:
     """
 
     heads: int
+    tables: ClassVar[tuple[Tensor, ...]] = ()
 
     def __call__(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """See `ScoreTerm`; of q only the type counts."""

@@ -60,7 +60,7 @@ YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original_block_size": 
             [1.0, 0.197642, 0.025, 0.00790569, 0.0025, 0.000790569, 0.00025, 7.90569e-05],
             1.138629436111989,
         ),
-        (  # every pair does
+        (  # every pair does, and is stretched for all that
             {**YARN, "rope_base": 1.5},
             [0.25, 0.237645, 0.225901, 0.214736, 0.204124, 0.194036, 0.184447, 0.175332],
             1.138629436111989,

@@ -90,7 +90,11 @@ def _model(path: Path) -> Subject:
     loaded = load_model(path, dtype=None)
     tokenizer = loaded.tokenizer
     facts = {"tokenizer": f"{tokenizer.kind}, {tokenizer.n_vocab:,} tokens"}
-    facts |= {name.replace("_", " "): _shown(value) for name, value in loaded.training.items()}
+    facts |= {
+        name.replace("_", " "): _shown(value)
+        for name, value in loaded.training.items()
+        if not isinstance(value, dict)
+    }
     folder = path / "model" if (path / "model").is_dir() else path
     files = [path] if path.is_file() else sorted(file for file in folder.iterdir())
     for file in files:
@@ -367,8 +371,19 @@ def number(count: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A value as a person would write it, without braces and quotes."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_shown(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return (
+            "; ".join(map(_shown, value))
+            if any(isinstance(each, dict) for each in value)
+            else (", ".join(map(_shown, value)) or "none")
+        )
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if not isinstance(value, int | float):
+        return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 

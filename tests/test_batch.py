@@ -266,7 +266,7 @@ def test_no_more_pages_than_the_budget_and_yet_all_texts(
 ) -> None:
     whole, narrow = tmp_path / "whole.jsonl", tmp_path / "narrow.jsonl"
     sample(model_folder, "--input", prompts, "--output", whole, "--seed", 1)
-    monkeypatch.setattr("gpt.batch.CACHE_BYTES", 1)  # a single context
+    monkeypatch.setattr("gpt.sample_file.CACHE_BYTES", 1)  # a single context
     sample(model_folder, "--input", prompts, "--output", narrow, "--seed", 1)
     assert [r.get("token_ids") for r in lines(narrow)] == [r.get("token_ids") for r in lines(whole)]
 
@@ -299,3 +299,23 @@ def test_results_on_a_closed_pipe_end_quietly(model_folder: Path, tmp_path: Path
         _, err = process.communicate(timeout=60)
         assert "Traceback" not in err
         assert process.returncode == 141
+
+
+def test_an_output_that_is_a_folder_is_refused_before_the_model_is_read(
+    prompts: Path, tmp_path: Path
+) -> None:
+    for name in ("", ".", "/", tmp_path):
+        with pytest.raises(DataError, match=r"is a folder|is empty"):
+            sample(tmp_path / "no model", "--input", prompts, "--output", name)
+
+
+def test_the_output_is_json_whatever_numbers_the_input_has(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"prompt": "a", "id": 1e999}\n{"prompt": "a", "id": 1e308}\n')
+    assert sample(model_folder, "--input", path, "--output", out, "--max-tokens", 2) == 1
+    bad, good = lines(out)
+    assert "too large" in bad["error"]
+    assert good["id"] == 1e308
+    assert "Infinity" not in out.read_text(encoding="utf-8")

@@ -161,8 +161,9 @@ def piped(
     """What a session prints to stdout and stderr if its lines come from a pipe."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
-    def run(lines: str, *flags: str) -> tuple[str, str]:
-        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    def run(lines: str | io.StringIO, *flags: str) -> tuple[str, str]:
+        stdin = io.StringIO(lines) if isinstance(lines, str) else lines
+        monkeypatch.setattr("sys.stdin", stdin)
         assert main([str(model_folder), "--interactive", *flags]) == 0
         captured = capsys.readouterr()
         return captured.out, captured.err
@@ -239,3 +240,45 @@ def test_a_character_that_was_cut_is_begun_again() -> None:
     assert whole_characters(ids[:-2], tokenizer) == ids[:1]
     # Malformed bytes complete nothing, however many there are; they stay.
     assert whole_characters([97, 0x80, 0x80], tokenizer) == [97, 0x80, 0x80]
+
+
+def test_no_mistake_ends_the_session(piped: Callable[..., tuple[str, str]]) -> None:
+    lines = [
+        '/set stop ""', '/set stop ["a", ""]', r'/set stop "\ud800"', "/set stop [1e999]",
+        "/set stop " + "[" * 100_000, "/set seed " + "9" * 5000, "/seed " + "9" * 4000,
+        "/set temperature " + "9" * 5000, "/set num_samples " + "9" * 5000,
+        "/set num_samples 0000000019", "\ud800", "/\ud800", "/set \ud800 1", "/set stop \ud800",
+    ]  # fmt: skip
+    out, err = piped("\n".join([*lines, "/show"]))
+    assert len(err.splitlines()) == len(lines)
+    assert all(line.startswith("error: ") and len(line) < 250 for line in err.splitlines())
+    assert "stop[1]: 0 characters long, 1 to 1024 allowed; it stays none" in err
+    assert out == "(all settings are at their defaults; /set lists them)\n"
+
+
+def test_a_value_that_python_refuses_is_shown(
+    piped: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is forgotten in the checks must not end the session."""
+    monkeypatch.setattr("gpt.interactive.from_text", lambda name, text: int("x" + text))
+    out, err = piped("/set top_k 1\n/seed 1\n/seed\n")
+    assert [line.startswith("error: that cannot be done: ") for line in err.splitlines()] == [
+        True, True,
+    ]  # fmt: skip
+    assert out == "seed = random\n"
+
+
+class Decoding(io.StringIO):
+    """Bytes, decoded line by line as a terminal's are; a pipe's are decoded many at a time."""
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return super().readline(size).encode("latin-1").decode("utf-8")
+
+
+@pytest.mark.parametrize("line", [b"/multi\na\xff\n", b"\xff\n"])
+def test_a_line_that_is_not_utf8_is_complained_of(
+    piped: Callable[..., tuple[str, str]], line: bytes
+) -> None:
+    out, err = piped(Decoding(line.decode("latin-1") + "/seed\n"))
+    assert "the line is not UTF-8" in err
+    assert out == "seed = random\n"

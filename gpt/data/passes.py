@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from gpt.data.decoding import Losses, Newlines, OnError, Reading
+from gpt.data.description import SPLITS
 from gpt.data.progress import Progress
-from gpt.data.shards import SPLITS, ShardWriter, dtype_for
+from gpt.data.shards import ShardWriter, dtype_for
 from gpt.data.sources import Corpus
-from gpt.data.split import Counts, Part, Split, utf8_length
+from gpt.data.split import WHOLE_DOCUMENTS, Counts, Part, Split, utf8_length
 from gpt.data.tokenizing import Batch, Encoded, batches, cut, encode_all
 from gpt.errors import DataError
 from gpt.files import sync_folder, write_atomically
@@ -148,14 +149,25 @@ class Job:
         looked_at = ", ".join(corpus.source.source for corpus in self.corpora)
         if not chars:
             documents = sum(counts.empty for counts in self._counts)
-            raise DataError(f"no text found: {documents} documents in {looked_at}, all empty")
+            left = f" ({self._losses.first})" if self._losses.first else ""
+            raise DataError(
+                f"no text found: {documents} documents in {looked_at}, all empty"
+                + (f", and {self._losses.rows} rows left out{left}" if left else "")
+            )
         if not all(
             any(Split(counts, self.val_fraction).has(split) for counts in self._counts)
             for split in SPLITS
         ):
+            share = self.val_fraction
+            if chars < WHOLE_DOCUMENTS or 1 <= chars * share <= chars - 1:
+                raise DataError(
+                    f"{looked_at} has {chars} characters in all, too few to train on some and hold "
+                    "out others; give more text"
+                )
             raise DataError(
-                f"{looked_at} has {chars} characters in all, too few to train on some and hold out "
-                "others; give more text"
+                f"val_fraction is {share}: of {chars} characters in {looked_at}, that "
+                f"{'holds out none' if share < 0.5 else 'leaves none to train on'}; give "
+                f"{'a larger' if share < 0.5 else 'a smaller'} fraction, or more text"
             )
         return alphabet or set()
 

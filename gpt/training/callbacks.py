@@ -94,11 +94,11 @@ class SampleText(Callback):
         )
         self.path: Path | None = None
         """Where samples are appended; the trainer's command line gives it."""
-        self._size: int | None = None
+        self._size: int | None = None  # of what a resumed run keeps
 
     def state_dict(self) -> dict[str, Any]:
-        there = self.path is not None and self.path.is_file()
-        return {"size": self.path.stat().st_size if there and self.path is not None else None}
+        path = self.path
+        return {"size": path.stat().st_size if path is not None and path.is_file() else 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._size = state_dict["size"]

@@ -1,7 +1,8 @@
 """`python train.py fit | validate | test`, and `antiphon train …`: LightningCLI around the trainer.
 
-Flags win over the YAML file, the YAML file over the preset, the preset over the defaults. Nothing
-that a checkpoint remembers overrides what is given here.
+Flags win over the YAML file, the YAML file over the preset that it names, the preset over the
+defaults. A preset that is a flag wins over the file too. Nothing that a checkpoint remembers
+overrides what is given here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lightning.pytorch.loggers import Logger
 
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError, UserError
+from gpt.evaluation import describe
 from gpt.files import write_atomically
 from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly
 from gpt.training.checkpoints import CheckpointSchedule, ExportModel, RunCheckpoints, is_trial
@@ -37,6 +39,7 @@ from gpt.training.diagnosis import Diagnosis
 from gpt.training.early_stopping import StopEarly
 from gpt.training.ema import EMA
 from gpt.training.guard import LossGuard
+from gpt.training.hooks import skip_empty_hooks
 from gpt.training.loggers import (
     MetricsCSV,
     Wandb,
@@ -52,8 +55,10 @@ from gpt.training.parser import (
     Parser,
     UsageError,
     describe_subcommands,
+    gives_preset,
     parser_kwargs,
     with_config_paths,
+    with_preset,
 )
 from gpt.training.progress import RunProgress, say
 from gpt.training.record import RunRecord
@@ -170,13 +175,18 @@ class TrainCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice if a preset is named: its values become the defaults of the second time."""
         self.arguments = list(args)
-        self.config = parser.parse_args(args)
+        showing = [word for word in args if word.partition("=")[0] == "--print_config"]
+        # Shown is what the second time makes of it.
+        self.config = parser.parse_args([word for word in args if word not in showing])
         given = self.config[self.config.subcommand]
         if given.model.preset is not None:
             values = GPTConfig.preset(given.model.preset).to_dict()
             self._subcommand_parsers[self.config.subcommand].set_defaults(
                 {f"model.config.{name}": value for name, value in values.items()}
             )
+            if gives_preset(self.arguments):
+                args = with_preset(self.arguments, given.model.preset)
+        if showing or given.model.preset is not None:
             self.config = parser.parse_args(args)
             given = self.config[self.config.subcommand]
         if not 0 <= given.seed_everything <= MAX_SEED:
@@ -212,7 +222,9 @@ class TrainCLI(LightningCLI):
         elif self.subcommand == "fit":
             self.resume_from = None if given is None else self.run_folder.checkpoint(str(given))
         elif self.subcommand == "lr-find":
-            check_range(config.min_lr, config.max_lr, config.steps, given)
+            check_range(
+                config.min_lr, config.max_lr, config.steps, given, trial=trainer.fast_dev_run
+            )
         else:
             self.resume_from = self.run_folder.checkpoint("best" if given is None else str(given))
 
@@ -221,7 +233,7 @@ class TrainCLI(LightningCLI):
         for problem in problems:
             say(problem)
         if found is None:
-            why = "none of its checkpoints is whole" if problems else "it has no checkpoint"
+            why = "no whole checkpoint of its own" if problems else "it has no checkpoint"
             say(f"nothing to resume in {self.run_folder.path}: {why}; starting from the beginning")
         return found
 
@@ -244,13 +256,15 @@ class TrainCLI(LightningCLI):
                 # Without what belongs to a run: it would be written over, or stop the sweep.
                 own |= {**range_options(self.config[self.subcommand].steps), "callbacks": bar}
                 return RangeTrainer(**{**given, **own, **kwargs})
-            return super().instantiate_trainer(**own, **kwargs)
-        except (MisconfigurationException, ValueError) as error:
+            trainer = super().instantiate_trainer(**own, **kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
             raise ConfigError(
                 f"trainer.accelerator is {given.accelerator}, trainer.devices {given.devices}, "
                 f"trainer.strategy {given.strategy}, which cannot be had here (auto takes what "
                 f"there is): {error}"
             ) from None
+        skip_empty_hooks(trainer.callbacks, self.model)  # type: ignore[attr-defined]
+        return trainer
 
     def _fit_parts(self, bar: list[Callback]) -> tuple[list[Callback], list[Logger]]:
         run = self.run_folder
@@ -353,16 +367,7 @@ class TrainCLI(LightningCLI):
     def _report(self, model: GPTModule) -> None:
         found = model.evaluation
         assert found is not None
-        text = "part of it" if found.text_bytes is None else f"{found.text_bytes:,} bytes"
-        lines = [
-            f"checkpoint     {self.resume_from}",
-            f"held-out text  {found.targets:,} tokens, {text}",
-            f"loss           {found.loss:.6f} nats per token",
-            f"perplexity     {found.perplexity:.4f}",
-        ]
-        if found.bits_per_byte is not None:
-            lines.append(f"bits per byte  {found.bits_per_byte:.6f}")
-        say("\n".join(lines))
+        say(describe(found, text="held-out text", checkpoint=self.resume_from))
 
 
 setattr(TrainCLI, "lr-find", TrainCLI.lr_find)  # where LightningCLI looks for it

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from gpt.arguments import CommandParser, examples
 
@@ -21,11 +22,11 @@ one (--config shakespeare-tiny), and flags win over it."""
 
 SUBCOMMANDS = {
     "fit": (
-        "Train a model on text; --ckpt_path last goes on with an earlier run.",
+        "Train a model on text; --resume goes on with a run that was cut.",
         (
             "--config shakespeare-tiny",
             "--config shakespeare-tiny --data.source 'texts/*.txt' --name mine",
-            "--config runs/mine/config.yaml --ckpt_path last --trainer.max_steps 2000",
+            "--config runs/mine/config.yaml --resume",
         ),
     ),
     "validate": (
@@ -77,6 +78,12 @@ COMMON: dict[str, tuple[Flag, ...]] = {
             "CKPT",
             "best, last or a file: what fit goes on with, or what is measured",
             fit_only=False,
+        ),
+        Flag(
+            "--resume",
+            "",
+            "go on with the last good checkpoint, or begin if there is none; the same command can "
+            "be given again after a crash",
         ),
         Flag("--seed_everything", "N", "seed of weights, data order and dropout", 1337),
         Flag("--wandb", "{auto,on,off}", "record the run with Weights & Biases", "auto"),
@@ -131,6 +138,7 @@ SEARCH = (
 )
 NOT_IN_SEARCH = {
     "--ckpt_path",
+    "--resume",
     "--wandb",
     "--model.optimizer.lr",
     "--model.optimizer.warmup_steps",
@@ -186,7 +194,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
             group = below.add_argument_group(title)
             for flag in flags:
                 default = "" if flag.default is None else f" (default: {flag.default})"
-                group.add_argument(flag.name, metavar=flag.metavar, help=flag.help + default)
+                shape: dict[str, Any] = {"metavar": flag.metavar}
+                if not flag.metavar:
+                    shape = {"action": "store_true"}
+                group.add_argument(flag.name, help=flag.help + default, **shape)
         group = below.add_argument_group("more")
         group.add_argument("--print_config", action="store_true", help="show all settings and end")
         group.add_argument(

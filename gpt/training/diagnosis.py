@@ -65,13 +65,15 @@ class Diagnosis(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        if self.every_n_steps is None or is_trial(trainer):
+        if is_trial(trainer):
             return
         self._losses.clear()
         self._resumed = trainer.global_step > 0
         if self.path is not None and trainer.is_global_zero and not self._resumed:
             with contextlib.suppress(OSError):  # what is wrong is said when a line is to be written
                 self.path.unlink()  # of an earlier run in this folder
+        if self.every_n_steps is None:
+            return
         self.symptoms = Symptoms(
             Setting(
                 pl_module.config,

@@ -18,7 +18,7 @@ from tests.training.small import fit, make_module, write_corpus
 def curve(losses, low=1e-6, high=1.0, steps=None):
     steps = len(losses) if steps is None else steps
     rates = low * (high / low) ** (np.arange(len(losses)) / (steps - 1))
-    return RangeTest(rates, np.array(losses, dtype=float), steps)
+    return RangeTest(rates, np.array(losses, dtype=float), steps, went_off=len(losses) < steps)
 
 
 def valley(steps=120):
@@ -98,6 +98,7 @@ def test_a_sweep_ends_when_the_loss_goes_off(tmp_path, corpus):
         gradient_clip_val=None,
         limit_val_batches=0,
     )
+    assert sweep.went_off
     assert 5 < len(sweep.losses) < 60
     assert module.trainer.global_step == len(sweep.losses)
 
@@ -187,6 +188,7 @@ def test_a_range_without_a_minimum_is_one_line_and_the_plot_is_there(small, caps
     [
         (["--min_lr", "1"], "0 < min_lr < max_lr"),
         (["--steps", "3"], "steps is 3"),
+        (["--trainer.fast_dev_run", "true"], "fast_dev_run is True"),
         (["--ckpt_path", "last"], "begins with new weights"),
         (["--data.source", "nowhere.txt"], "neither a file"),
     ],

@@ -137,7 +137,7 @@ def test_documents_of_one_block_are_looked_at_apart():
 
 
 def set_queries(gpt, layer, head, to):
-    """Give one head constant queries (or none) through its rows of the projection."""
+    """Entropies are those of the weights that the model really uses."""
     attn = gpt.blocks[layer].attn
     D = attn.head_dim
     with torch.no_grad():

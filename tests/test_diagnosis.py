@@ -92,6 +92,7 @@ def test_statistics_are_those_of_plain_loops(pattern, heads, time, at_once, seed
 
 @pytest.mark.parametrize("position", ["alibi", "relative"])
 def test_what_a_scheme_adds_to_the_scores_is_counted(position):
+    """Entropies are those of the weights that the model really uses."""
     gpt = make_gpt(position=position, init_std=0.5)
     attn, seen = gpt.blocks[0].attn, []
     attn.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -137,7 +138,7 @@ def test_documents_of_one_block_are_looked_at_apart():
 
 
 def set_queries(gpt, layer, head, to):
-    """Entropies are those of the weights that the model really uses."""
+    """Give one head constant queries (or none) through its rows of the projection."""
     attn = gpt.blocks[layer].attn
     D = attn.head_dim
     with torch.no_grad():

@@ -13,13 +13,15 @@ begins.
 **Kept** is what autograd keeps of the forward for the backward. In units of (batch × block) tokens,
 with C = d_model, F = d_ff, q = n_head · head_dim, k = n_kv_head · head_dim, one layer keeps
 
-    2 · norm(C) + (q + 2k) + rotated(q + k) + qk_norm(q + k) + q + m·F (+ 2C dropout)
+    2 · norm(C) + (q + 2k) + turned(q + k) + qk_norm(q + k) + q + m·F (+ 2C dropout)
 
-numbers: what goes into each norm and comes out of it, the projections, what attention returns, and
-what the MLP goes through (m = 2, for SwiGLU 4). An RMSNorm keeps its input twice, the second time
+numbers: what goes into each norm and comes out of it, the projections, queries and keys once more
+where they are normalised or turned, what attention returns, and what the MLP goes through (m = 2,
+for SwiGLU 4). An RMSNorm keeps its input twice, the second time
 normalised. Under bf16 the linear layers keep two bytes a number and the norms four. Around the
 layers there is the final norm and, in float32, a probability per word of the vocabulary. A masked
-pattern keeps one float mask of block × block a layer. Mixed precision keeps a bf16 copy of each
+pattern keeps one float mask of block × block a layer, `alibi` one of n_head · block × block in all,
+`relative` the weights of every head and sequence. Mixed precision keeps a bf16 copy of each
 matrix. With activation checkpointing a layer keeps only its input, and is whole one at a time.
 
 **Logits** come in float32 once forward, and twice backward beside the probabilities kept: for small
@@ -132,6 +134,7 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
     if training.checkpointing:
         whole = tokens * _layer_bytes(config, training) + _mask_bytes(config, training)
         inputs = config.n_layer * tokens * _stream_bytes(config, training)
+        inputs += _shared_bytes(config, training)
         phases.append((gradients, inputs + whole + copies, 0))
     largest = max(phases, key=sum)
     return Footprint(
@@ -161,7 +164,7 @@ def kept_bytes(config: GPTConfig, training: Training) -> int:
         around += config.vocab_size * word
     if config.dropout:
         around += C * word
-    return layers + tokens * around
+    return layers + _shared_bytes(config, training) + tokens * around
 
 
 def _layer_bytes(config: GPTConfig, training: Training) -> int:
@@ -172,7 +175,7 @@ def _layer_bytes(config: GPTConfig, training: Training) -> int:
     mlp = (4 if config.mlp == "swiglu" else 2) * config.mlp_width
     total = 2 * _norm_bytes(config, training)
     total += word * (queries + 2 * keys + queries + mlp) + exact * config.n_head
-    if config.position == "rotary":
+    if config.position == "rotary" or config.qk_norm:
         total += word * (queries + keys)
     if config.qk_norm:
         # Half precision is left for the norm: its input is kept once more, widened.
@@ -181,6 +184,10 @@ def _layer_bytes(config: GPTConfig, training: Training) -> int:
         total += 2 * word * config.d_model
     if config.attn_dropout:  # the plain kernel: scores, weights, and what was dropped
         total += 3 * exact * config.n_head * config.block_size
+    elif config.position == "relative":  # the plain kernel: weights
+        total += exact * config.n_head * config.block_size
+    if config.position == "relative":  # and scaled copies of what goes into it
+        total += 4 * word * queries
     return total
 
 
@@ -200,6 +207,19 @@ def _norm_bytes(config: GPTConfig, training: Training) -> int:
 
 def _mask_bytes(config: GPTConfig, training: Training) -> int:
     """A pattern that the fused kernel cannot draw itself is a table of what may be added."""
+    if config.position == "alibi":
+        return 0
+    if config.position == "relative":  # distances as int64, and the mask
+        return 9 * config.block_size**2
     if isinstance(parse_pattern(config.pattern), Causal):
         return 0
     return training.product_bytes * config.block_size**2
+
+
+def _shared_bytes(config: GPTConfig, training: Training) -> int:
+    """A term of the scores that all layers share; autocast alone makes it in half precision."""
+    if config.position != "alibi":
+        return 0
+    mixed = training.product_bytes < training.weight_bytes
+    number = training.product_bytes if mixed else training.exact_bytes
+    return number * config.n_head * config.block_size**2

@@ -11,8 +11,9 @@ decode steps the scheduler chose. Attention itself never asks which of the two i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,11 +42,15 @@ class Group:
     """Rows that go through one kernel call: `b` sequences, `t` queries each, against `s` keys each.
 
     Attributes:
+        q_pos, k_pos: (b or 1, t) and (b or 1, s) absolute positions of the queries and keys, for
+            terms that are added to the scores.
         rows: (b*t,) which of the tokens (flat, if they are (B, T)), sequence by sequence; None: all
             of them, in order.
         causal: the keys are exactly the queries' own positions and the pattern is causal, so the
             fused kernel may apply the triangle itself.
         mask: (b or 1, 1, t, s) bool, True where a query may look; None: no mask is needed.
+        bias: (b or 1, H, t, s) a term of the scores that is the same in every layer, -inf where a
+            query may not look; None: there is none.
         pages: (b, pages) block tables, padded with the null page; None: nothing is cached.
         first_slot: when one sequence's pages lie side by side, the slot of its first token: its
             keys are then a view of the cache, not a copy.
@@ -54,11 +59,21 @@ class Group:
     b: int
     t: int
     s: int
+    q_pos: Tensor
+    k_pos: Tensor
     rows: Tensor | None = None
     causal: bool = False
     mask: Tensor | None = None
+    bias: Tensor | None = None
     pages: Tensor | None = None
     first_slot: int | None = None
+
+    def hide(self, term: Tensor) -> Tensor:
+        """(b or 1, H, t, s) `term`, -inf where a query may not look."""
+        sight = self.mask
+        if sight is None:  # nothing before a query is hidden from it
+            sight = self.k_pos[:, None, None, :] <= self.q_pos[:, None, :, None]
+        return term.masked_fill(~sight, float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -76,15 +91,27 @@ class AttentionPlan:
     slots: Tensor | None = None
     logit_rows: Tensor | None = None
 
+    def with_bias(self, bias: Callable[[Tensor, Tensor], Tensor]) -> AttentionPlan:
+        """The plan with a term for the scores that every layer shares, made once for all of them.
+
+        Args:
+            bias: from the positions of queries (b or 1, t) and keys (b or 1, s), (b or 1, H, t, s).
+        """
+        groups = tuple(
+            replace(group, bias=group.hide(bias(group.q_pos, group.k_pos))) for group in self.groups
+        )
+        return replace(self, groups=groups)
+
     @classmethod
     def dense(
         cls, batch: int, time: int, *, pattern: Pattern, device: torch.device | str = "cpu"
     ) -> AttentionPlan:
         """`batch` whole sequences of `time` tokens, nothing cached: training, evaluation."""
         positions = torch.arange(time, device=device)
+        at = positions[None]
         causal = isinstance(pattern, Causal)
         mask = None if causal else pattern.allowed(positions[:, None], positions)[None, None]
-        return cls(positions, (Group(batch, time, time, causal=causal, mask=mask),))
+        return cls(positions, (Group(batch, time, time, at, at, causal=causal, mask=mask),))
 
     @classmethod
     def packed(
@@ -126,7 +153,7 @@ class AttentionPlan:
             plain = (~bordered).nonzero()[:, 0]
             groups.append(
                 Group(
-                    whole, T, T,
+                    whole, T, T, index[None], index[None],
                     rows=_rows_of(plain, T),
                     causal=causal,
                     mask=None if causal else pattern.allowed(index[:, None], index)[None, None],
@@ -134,7 +161,8 @@ class AttentionPlan:
             )  # fmt: skip
             assert with_border is not None
             rows = _rows_of(with_border, T)
-        groups.append(Group(len(mine), T, T, rows=rows, mask=mask))
+        at = index - mine
+        groups.append(Group(len(mine), T, T, at, at, rows=rows, mask=mask))
         return cls(positions, tuple(groups))
 
     @classmethod
@@ -165,9 +193,11 @@ class AttentionPlan:
                 for p in range(chunk.start, end)
             )
         members = _group(chunks, page_size)
+        at = torch.tensor(positions, device=device)
         groups = tuple(
             _paged_group(
                 [chunks[i] for i in group],
+                at,
                 # One group over everything, in order, needs no gathering of rows.
                 None if group == list(range(len(chunks))) else [firsts[i] for i in group],
                 page_size,
@@ -177,7 +207,7 @@ class AttentionPlan:
             for group in members
         )
         return cls(
-            torch.tensor(positions, device=device),
+            at,
             groups,
             torch.tensor(slots, device=device),
             None
@@ -217,6 +247,7 @@ def _bucket(pages: int) -> int:
 
 def _paged_group(
     chunks: list[Chunk],
+    positions: Tensor,
     firsts: list[int] | None,
     page_size: int,
     pattern: Pattern,
@@ -233,20 +264,19 @@ def _paged_group(
     if len(chunks) == 1 and tables[0] == list(range(tables[0][0], tables[0][0] + n_pages)):
         first_slot = tables[0][0] * page_size
 
+    rows = None
+    if firsts is not None:
+        rows = (torch.tensor(firsts)[:, None] + torch.arange(t)).flatten().to(device)
+    q_pos = (positions if rows is None else positions[rows]).view(-1, t)  # (b, t)
+    k_pos = torch.arange(s, device=device)
+
     fresh = isinstance(pattern, Causal) and all(chunk.start == 0 for chunk in chunks)
     sees_all = isinstance(pattern, Causal) and t == 1 and min(ends) == s
     mask = None
     if not fresh and not sees_all:
-        starts = torch.tensor([chunk.start for chunk in chunks], device=device)
-        offsets = torch.arange(t, device=device)[:, None]
-        q_pos = starts[:, None, None, None] + offsets  # (b, 1, t, 1)
-        mask = pattern.allowed(q_pos, torch.arange(s, device=device))  # (b, 1, t, s)
-
-    rows = None
-    if firsts is not None:
-        rows = (torch.tensor(firsts)[:, None] + torch.arange(t)).flatten().to(device)
+        mask = pattern.allowed(q_pos[:, None, :, None], k_pos)  # (b, 1, t, s)
     return Group(
-        len(chunks), t, s,
+        len(chunks), t, s, q_pos, k_pos[None],
         rows=rows,
         causal=fresh,
         mask=mask,

@@ -46,6 +46,8 @@ def parts(config: GPTConfig) -> list[Part]:
         Part("attention value", (keys, C), L),
         Part("attention out", (C, queries), L),
     ]
+    if config.position == "relative":
+        found.append(Part("relative keys", (config.relative_distance + 1, D), L))
     if config.qk_norm:
         found.append(Part("query and key norms", (D,), 2 * L))
     if config.mlp == "swiglu":

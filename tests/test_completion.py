@@ -66,7 +66,7 @@ def test_the_script_offers_every_command(script: Path, folder: Path) -> None:
         (["train", "f"], ["fit"]),
         (["train", "fit", "--config", "sh"], ["shakespeare-tiny", "short.yaml"]),
         (["train", "fit", "--data.source", "so"], ["sotu"]),
-        (["train", "fit", "--model.config.position", ""], ["rotary", "learned"]),
+        (["train", "fit", "--model.config.position", "r"], ["rotary", "relative"]),
         (["train", "fit", "--trainer.max_st"], ["--trainer.max_steps"]),
         (["completion", "z"], ["zsh"]),
     ],

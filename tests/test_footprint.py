@@ -72,6 +72,9 @@ VARIANTS = {
     "post": {"norm_place": "post", "dropout": 0.1, "bias": True},
     "window": {"pattern": "window:8", "logit_softcap": 5.0},
     "attention dropout": {"attn_dropout": 0.1},
+    "none": {"position": "none"},
+    "alibi": {"position": "alibi", "pattern": "window:8"},
+    "relative": {"position": "relative"},
 }
 
 

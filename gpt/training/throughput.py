@@ -73,7 +73,8 @@ class Throughput(Callback):
         self._tokens += batch[0].numel()
         self._seconds += now - self._mark
         self._mark = now
-        if self._seconds > 0 and is_logging_step(trainer):
+        step_done = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if step_done and self._seconds > 0 and is_logging_step(trainer):
             assert isinstance(pl_module, GPTModule)
             rate = self._tokens / self._seconds  # of one device
             found: dict[str, float | Tensor] = {"tokens_per_s": rate * trainer.world_size}

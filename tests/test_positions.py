@@ -198,7 +198,7 @@ def test_gradients_are_those_of_the_formula(
     assert len(table) == (kind == "relative")
     q, k, v = (random(2, time, n, D, seed=n + 1).requires_grad_() for n in (H, K, K))
     rule = parse_pattern(pattern)
-    plan = AttentionPlan.dense(2, time, pattern=rule)
+    plan = AttentionPlan.dense(2, time, pattern=rule).layer(0)
     weight = random(2, time, H, D, seed=9)
     out = attend(q, k, v, plan, scale=0.5, term=term)
     found = torch.autograd.grad((out * weight).sum(), (q, k, v, *table))
@@ -226,7 +226,7 @@ def test_what_a_term_s_mask_hides_weighs_nothing(kind: str, dtype: torch.dtype) 
     """A large finite number in place of -inf would do in float32, and leak or overflow in half."""
     term = Alibi(2) if kind == "alibi" else relative(4).to(dtype)
     q, k, v = (random(1, 6, 2, 8, seed=i).to(dtype) for i in range(3))
-    plan = AttentionPlan.dense(1, 6, pattern=parse_pattern("window:2"))
+    plan = AttentionPlan.dense(1, 6, pattern=parse_pattern("window:2")).layer(0)
     with torch.no_grad():
         before = attend(1000 * q, k, v, plan, scale=1.0, term=term)
         v[:, 4:], v[:, 0] = torch.finfo(dtype).max, torch.finfo(dtype).max

@@ -14,8 +14,8 @@ from gpt.attention import attend
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.model import GPT
-from gpt.patterns import parse_pattern
-from gpt.plan import AttentionPlan, Chunk
+from gpt.patterns import LayerPatterns, parse_pattern
+from gpt.plan import AttentionPlan, Chunk, Group, LayerPlan
 from gpt.positions import Alibi, RelativeKeys, ScoreTerm, sinusoidal
 from gpt.rotary import frequencies, rotary_table, rotate
 from tests.strategies import build
@@ -277,3 +277,46 @@ def test_the_order_of_tokens_matters(position: str) -> None:
     torch.testing.assert_close(plain(a)[0, -1], plain(b)[0, -1])
     model = build(SMALL.replace(position=position, n_layer=1))
     assert (model(a)[0, -1] - model(b)[0, -1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("position", ["alibi", "relative"])
+@pytest.mark.parametrize("pattern", ["window:70+sinks:3", "dilated:40:3", "bigbird:128:64:1:0"])
+@pytest.mark.parametrize("borders", [False, True])
+def test_block_rows_add_the_term_as_the_dense_mask_does(
+    position: str, pattern: str, borders: bool
+) -> None:
+    """The kernel that makes the term block by block, forward and backward, in packed text too."""
+    time = 600
+    config = SMALL.replace(position=position, pattern=pattern, block_size=time)
+    model = build(config)
+    ids = torch.randint(1, config.vocab_size, (2, time), generator=torch.Generator().manual_seed(0))
+    if borders:
+        ids[0, [100, 101, 350]] = 0
+    rule = model.pattern
+    plan = AttentionPlan.packed(ids, eot=0, pattern=rule)
+    # Block rows, or residue classes that are sequences of their own; not one mask over all.
+    assert any(g.blocks is not None or g.t < time for g in plan.layer(0).groups)
+
+    def run(plan: AttentionPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        logits = model(ids, plan)
+        weight = torch.linspace(-1, 1, logits.shape[-1], dtype=logits.dtype)
+        found = torch.autograd.grad((logits.softmax(-1) * weight).sum(), list(model.parameters()))
+        return logits, list(found)
+
+    rows, dense = run(plan), run(masked(ids, rule))
+    assert (rows[0] - dense[0]).abs().max() <= 1e-10 * dense[0].abs().max()
+    for a, b in zip(rows[1], dense[1], strict=True):
+        assert (a - b).abs().max() <= 1e-9 * max(1.0, float(b.abs().max()))
+
+
+def masked(ids: torch.Tensor, rule: LayerPatterns) -> AttentionPlan:
+    """One dense mask, made of the predicate and the borders."""
+    B, T = ids.shape
+    index = torch.arange(T)
+    begins = ids == 0
+    begins[:, 0] = True
+    starts = torch.where(begins, index, 0).cummax(-1).values
+    at = index - starts
+    seen = rule.kinds[0].allowed(at[:, :, None], at[:, None, :])
+    seen = seen & (starts[:, :, None] == starts[:, None, :])
+    return AttentionPlan(at, (LayerPlan((Group(B, T, T, at, at, mask=seen.unsqueeze(1)),)),))

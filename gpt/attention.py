@@ -34,10 +34,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt.blocksparse import Extra, block_sparse_attention
 from gpt.cache import LayerCache
 from gpt.config import GPTConfig
 from gpt.norms import RMSNorm
-from gpt.plan import AttentionPlan, Group
+from gpt.plan import Group, LayerPlan
 from gpt.positions import ScoreTerm, score_term
 from gpt.rotary import RotaryTable, rotate
 
@@ -62,7 +63,7 @@ class Attention(nn.Module):
         self,
         x: Tensor,
         rotary: RotaryTable | None,
-        plan: AttentionPlan,
+        plan: LayerPlan,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Let every token look at what the plan allows it.
@@ -94,7 +95,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    plan: AttentionPlan,
+    plan: LayerPlan,
     cache: LayerCache | None = None,
     *,
     scale: float,
@@ -153,6 +154,15 @@ def _kernel(
 ) -> Tensor:
     """(b, H, t, D) queries against (b, K, s, D) keys, by the fastest exact route for the shape."""
     causal, mask = group.causal, group.mask
+    if group.blocks is not None:
+        if dropout == 0:
+            tables = () if term is None else term.tables
+            extra = Extra(term, tables, group.q_pos, group.k_pos, group.first_key)
+            found: Tensor = block_sparse_attention(q, k, v, group.blocks, scale, extra)
+            return found
+        # Weights that are dropped must be known again in the backward pass; the fused kernels keep
+        # them, at the price of the whole square.
+        mask = group.sight(torch.arange(group.t, device=q.device))
     if term is not None:
         # A fused kernel takes a term only as a mask of numbers, -inf where a query may not look.
         # (-1e9 would be no mask: half precision has no such number, and a row of them is a mean.)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gpt.config import GPTConfig
-from gpt.plan import AttentionPlan, Group
+from gpt.plan import Group, LayerPlan
 
 PAGE_SIZE = 16
 
@@ -31,7 +31,7 @@ class LayerCache:
     values: Tensor
     page_size: int
 
-    def write(self, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+    def write(self, k: Tensor, v: Tensor, plan: LayerPlan) -> None:
         """Store the new tokens' keys and values, (N, K, D) each, in the plan's slots."""
         assert plan.slots is not None, "a dense plan has no slots to write to"
         self.keys.index_copy_(1, plan.slots, k.transpose(0, 1).to(self.keys.dtype))

@@ -102,6 +102,11 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
     },
     "Around it": {
+        "attention": Command(
+            "gpt.show:main",
+            "draw an attention pattern, and say what it costs",
+            ("attention show window:256+sinks:4",),
+        ),
         "completion": Command(
             "gpt.completion:main",
             "make a shell complete these commands, their options and files",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from gpt.errors import ConfigError
-from gpt.patterns import parse_pattern
+from gpt.patterns import check_pattern
 
 Position = Literal["none", "learned", "sinusoidal", "relative", "rotary", "alibi"]
 RopeLayout = Literal["half-split", "interleaved"]
@@ -77,8 +77,11 @@ class GPTConfig:
             which the stretch goes from nothing to all.
         rope_truncate: of `yarn`, whether that range is widened to whole pairs.
         rope_low_freq_factor, rope_high_freq_factor: of `llama3`, the same from all to nothing.
-        pattern: which earlier positions a token may look at: `causal`, or `window:N` for itself and
-            the N - 1 before it.
+        pattern: which earlier positions a token may look at: `causal`; `window:256` for itself and
+            the 255 before it, `window:256+sinks:4` for the first four of all besides;
+            `dilated:256:4`, `fixed:128:8`, `bigbird:192:64:3:0`; `package.module:Class` for your
+            own (see `gpt.patterns.text`). A list repeats over the layers: three windows and
+            `causal` make every fourth layer see everything.
         norm: `rmsnorm` (Zhang & Sennrich, arXiv 1910.07467) or `layernorm` (arXiv 1607.06450).
         norm_eps: added to the mean square or variance.
         norm_place: `pre` normalises what goes into a branch, `post` the sum that comes after it
@@ -92,7 +95,8 @@ class GPTConfig:
         logit_softcap: logits become `c * tanh(logits / c)`. None: unbounded.
         dropout: probability of dropping a unit of the embedding and of each branch's output.
         attn_dropout: probability of dropping an attention weight. On CPU anything above 0 leaves
-            the fused attention kernel for a much slower one.
+            the fused attention kernel for a much slower one, and everywhere the block rows of a
+            sparse pattern for a mask of the whole square.
         init_std: standard deviation of the initial weights; projections into the stream get
             init_std / sqrt(2 * n_layer), as in GPT-2.
     """
@@ -119,7 +123,7 @@ class GPTConfig:
     rope_truncate: bool = True
     rope_low_freq_factor: float = 1.0
     rope_high_freq_factor: float = 4.0
-    pattern: str = "causal"
+    pattern: list[str] | str = "causal"
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-5
     norm_place: NormPlace = "pre"
@@ -180,7 +184,13 @@ class GPTConfig:
                     f"{name} is {value}, but must be a finite number above 0 (or null)"
                 )
         self._check_positions()
-        parse_pattern(self.pattern)
+        if not self.patterns or len(self.patterns) > self.n_layer:
+            raise ConfigError(
+                f"pattern lists {len(self.patterns)} patterns, but must list 1 to n_layer "
+                f"({self.n_layer})"
+            )
+        for text in self.patterns:
+            check_pattern(text)
 
     def _check_positions(self) -> None:
         """A setting that the scheme does not have is refused: it would do nothing in silence."""
@@ -249,16 +259,20 @@ class GPTConfig:
             "int": "a whole number up to 2**31",
             "float": "a number",
             "bool": "true or false",
+            "list[str]": "text or a list of texts",
         }
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            kind, _, optional = str(field.type).partition(" | ")
-            if value is None and optional:
+            kind, _, other = str(field.type).partition(" | ")
+            if value is None and other == "None":
                 continue
             good = {
                 "int": type(value) is int and abs(value) <= 2**31,
                 "float": type(value) in (int, float) and not abs(value) > 1e30,
                 "bool": type(value) is bool,
+                # The list comes first for the trainer's flags: whatever is given is also text.
+                "list[str]": isinstance(value, str)
+                or (isinstance(value, list) and all(isinstance(part, str) for part in value)),
             }.get(kind, isinstance(value, str))
             if not good:
                 shown = repr(value)[:40]
@@ -298,6 +312,11 @@ class GPTConfig:
     def extrapolates(self) -> bool:
         """Whether positions from block_size on are defined at all."""
         return self.position != "learned"
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The list of patterns that repeats over the layers."""
+        return (self.pattern,) if isinstance(self.pattern, str) else tuple(self.pattern)
 
     @property
     def score_scale(self) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gpt.attention import Attention
 from gpt.model import GPT, Block
-from gpt.plan import AttentionPlan, Group
+from gpt.plan import Group, LayerPlan
 from gpt.positions import ScoreTerm
 
 OFFSETS = 4
@@ -178,7 +178,7 @@ def _head_rms(attn: Attention, y: Tensor) -> Tensor:
 
 
 def head_statistics(
-    q: Tensor, k: Tensor, plan: AttentionPlan, *, scale: float, term: ScoreTerm | None = None
+    q: Tensor, k: Tensor, plan: LayerPlan, *, scale: float, term: ScoreTerm | None = None
 ) -> dict[str, Tensor]:
     """Entropy, sharpness and largest score of each head, as `LayerReport` names them.
 
@@ -222,7 +222,7 @@ class _Sums:
         seen = q.new_zeros(b, 1, s)
         for first in range(0, t, at_once):
             index = torch.arange(first, min(first + at_once, t), device=q.device)
-            sight = _in_sight(group, index)  # (b or 1, 1, c, s)
+            sight = group.sight(index)  # (b or 1, 1, c, s)
             few = q[:, :, :, index] * scale
             scores = (few @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)  # (b, H, c, s)
             if term is not None:
@@ -265,13 +265,3 @@ class _Sums:
             "fixed": self.fixed / self.sequences,
             "offset": (self.offsets / self.offset_counts.clamp(min=1)).amax(0),
         }
-
-
-def _in_sight(group: Group, index: Tensor) -> Tensor:
-    """(b or 1, 1, c, s) whether the group's queries at `index` may look at each of its keys."""
-    if group.mask is not None:
-        return group.mask[:, :, index]
-    keys = torch.arange(group.s, device=index.device)
-    # The fused kernel's triangle is the plan's word that keys are the queries' own positions.
-    sight = keys <= index[:, None] if group.causal else (keys >= 0).expand(len(index), -1)
-    return sight[None, None]

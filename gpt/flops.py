@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpt.config import GPTConfig
-from gpt.patterns import SlidingWindow, parse_pattern
+from gpt.patterns import parse_patterns
 
 BACKWARD_PER_FORWARD = 2
 
@@ -71,8 +71,8 @@ def flops_per_token(config: GPTConfig, length: int | None = None) -> Flops:
 
 
 def mean_keys(config: GPTConfig, length: int) -> float:
-    """Keys that a token may look at, as a mean over the positions of `length` tokens."""
-    pattern = parse_pattern(config.pattern)
-    width = min(length, pattern.width) if isinstance(pattern, SlidingWindow) else length
-    # Position p sees min(p + 1, width) keys: a triangle, then a band.
-    return (width * (width + 1) / 2 + (length - width) * width) / length
+    """Keys that a token may look at, as a mean over the positions of `length` tokens and layers."""
+    patterns = parse_patterns(config.patterns)
+    pairs = {pattern: pattern.pairs(length) for pattern in patterns.kinds}
+    of_layers = [pairs[patterns.of_layer(i)] for i in range(config.n_layer)]
+    return sum(of_layers) / (config.n_layer * length)

@@ -40,7 +40,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpt.config import GPTConfig
-from gpt.patterns import Causal, parse_pattern
+from gpt.patterns import parse_patterns
 from gpt.size import matrix_count, parameter_count
 
 LIBRARIES = 550 * 2**20
@@ -155,9 +155,8 @@ def kept_bytes(config: GPTConfig, training: Training) -> int:
     if training.checkpointing:
         layers = config.n_layer * tokens * _stream_bytes(config, training)
     else:
-        layers = config.n_layer * (
-            tokens * _layer_bytes(config, training) + _mask_bytes(config, training)
-        )
+        layers = config.n_layer * tokens * _layer_bytes(config, training)
+        layers += _mask_bytes(config, training)
     around = config.vocab_size * exact
     around += _norm_bytes(config, training) if config.norm_place == "pre" else C * word
     if config.logit_softcap is not None:
@@ -206,14 +205,25 @@ def _norm_bytes(config: GPTConfig, training: Training) -> int:
 
 
 def _mask_bytes(config: GPTConfig, training: Training) -> int:
-    """A pattern that the fused kernel cannot draw itself is a table of what may be added."""
+    """Of all layers: a pattern that the fused kernel cannot draw itself is a table of what may be
+    added, unless it is run by block rows, which keep none."""
     if config.position == "alibi":
         return 0
-    if config.position == "relative":  # distances as int64, and the mask
-        return 9 * config.block_size**2
-    if isinstance(parse_pattern(config.pattern), Causal):
-        return 0
-    return training.product_bytes * config.block_size**2
+    square = config.block_size**2
+    patterns = parse_patterns(config.patterns)
+    total = 0
+    for pattern in (patterns.of_layer(i) for i in range(config.n_layer)):
+        plain = pattern.causal_until >= config.block_size
+        by_rows = not plain and config.block_size >= 512 and pattern.pairs(config.block_size) < (
+            0.45 * square  # see SPARSE_FROM and SPARSE_SHARE in gpt.plan; blocks are a bit coarser
+        )  # fmt: skip
+        if by_rows:
+            continue
+        if config.position == "relative":  # distances as int64, and the mask
+            total += 9 * square
+        elif not plain:
+            total += training.product_bytes * square
+    return total
 
 
 def _shared_bytes(config: GPTConfig, training: Training) -> int:

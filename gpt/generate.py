@@ -21,7 +21,7 @@ from gpt.errors import CheckpointError
 from gpt.logprobs import logprobs
 from gpt.pages import PageAllocator, pages_for
 from gpt.params import NOT_FINITE, SCORED, Made, SamplingParams, TokenLogprob
-from gpt.patterns import parse_pattern
+from gpt.patterns import parse_patterns
 from gpt.plan import AttentionPlan, Chunk
 from gpt.sampling import Draw, sample
 from gpt.sequence import Sequence
@@ -89,7 +89,7 @@ def step(
     plan = AttentionPlan.paged(
         chunks,
         page_size=cache.page_size,
-        pattern=parse_pattern(model.config.pattern),
+        pattern=parse_patterns(model.config.pattern),
         device=device,
         logit_rows=logit_rows,
     )

@@ -16,8 +16,8 @@ from gpt.cache import KVCache, LayerCache
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError
 from gpt.norms import make_norm
-from gpt.patterns import parse_pattern
-from gpt.plan import AttentionPlan
+from gpt.patterns import parse_patterns
+from gpt.plan import AttentionPlan, LayerPlan
 from gpt.positions import Alibi, LearnedPositions, sinusoidal
 from gpt.rotary import RotaryTable, rotary_table
 
@@ -62,7 +62,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         rotary: RotaryTable | None,
-        plan: AttentionPlan,
+        plan: LayerPlan,
         cache: LayerCache | None,
     ) -> Tensor:
         if self.pre:
@@ -92,7 +92,8 @@ class GPT(nn.Module):
         self.activation_checkpointing = False
         """Keep only what enters each block; compute the rest again for the gradients. Training's
         affair (memory for time, the same numbers), so no part of the architecture."""
-        self.pattern = parse_pattern(config.pattern)
+        self.pattern = parse_patterns(config.pattern)
+        """Who may look at whom; repeats over the layers."""
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.embed_pos = LearnedPositions(config) if config.position == "learned" else None
         self.drop = nn.Dropout(config.dropout)
@@ -157,9 +158,9 @@ class GPT(nn.Module):
         recompute = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
             if recompute:  # Chen et al., arXiv 1604.06174; dropout draws the same numbers again
-                x = checkpoint(block, x, rotary, plan, None, use_reentrant=False)
+                x = checkpoint(block, x, rotary, plan.layer(i), None, use_reentrant=False)
             else:
-                x = block(x, rotary, plan, None if cache is None else cache.layer(i))
+                x = block(x, rotary, plan.layer(i), None if cache is None else cache.layer(i))
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, x: Tensor, plan: AttentionPlan | None = None) -> Tensor:

@@ -5,6 +5,14 @@ Built on the host once a forward and shared by all layers. It answers three ques
 may they see. Training hands in one dense group; serving hands in whatever mix of prefill chunks and
 decode steps the scheduler chose. Attention itself never asks which of the two it is.
 
+Layers may differ in pattern. Those of one pattern see the same and share a `LayerPlan`, which is
+all that `attend` needs; the `AttentionPlan` holds one for each kind and says which layer has which:
+
+    pattern [window:256, window:256, causal]    layer  0 1 2 3 4 5 6 …
+                                                kind   0 0 1 0 0 1 0 …
+
+Within a kind, tokens are sorted into groups that go through one kernel call each:
+
     tokens   a a a a a a | b | c | d d          N = 10: a prefill chunk, two decodes, a chunk
     groups   0 0 0 0 0 0 | 1 | 1 | 2 2          b and c see contexts of like length: one group
 """
@@ -18,8 +26,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpt.blocks import BlockPlan, block_plan
 from gpt.pages import NULL_PAGE, pages_for
-from gpt.patterns import Causal, Pattern
+from gpt.patterns import Causal, LayerPatterns, Pattern
+
+SPARSE_FROM = 512
+"""Sequences from this length on are run by block rows if their pattern leaves out enough. Below,
+one masked call of the fused kernel is as fast (measured on CPU: 12 against 15 ms at 256 tokens,
+8 heads of 64, forward and backward; level at 512 with a window of half the length)."""
+
+SPARSE_SHARE = 0.5
+"""Largest share of the square that block rows may compute: at that they cost as much as the fused
+kernel under a mask, which computes all of it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,10 @@ class Group:
         mask: (b or 1, 1, t, s) bool, True where a query may look; None: no mask is needed.
         bias: (b or 1, H, t, s) a term of the scores that is the same in every layer, -inf where a
             query may not look; None: there is none.
+        blocks: the pattern as block rows, where most keys are out of every query's sight; there is
+            no mask then.
+        first_key: (b, t) besides, a query may not see a key before this one: where its document
+            begins. Only with blocks; otherwise the mask holds it.
         pages: (b, pages) block tables, padded with the null page; None: nothing is cached.
         first_slot: when one sequence's pages lie side by side, the slot of its first token: its
             keys are then a view of the cache, not a copy.
@@ -65,15 +87,43 @@ class Group:
     causal: bool = False
     mask: Tensor | None = None
     bias: Tensor | None = None
+    blocks: BlockPlan | None = None
+    first_key: Tensor | None = None
     pages: Tensor | None = None
     first_slot: int | None = None
 
     def hide(self, term: Tensor) -> Tensor:
         """(b or 1, H, t, s) `term`, -inf where a query may not look."""
-        sight = self.mask
-        if sight is None:  # nothing before a query is hidden from it
-            sight = self.k_pos[:, None, None, :] <= self.q_pos[:, None, :, None]
-        return term.masked_fill(~sight, float("-inf"))
+        return term.masked_fill(~self.sight(torch.arange(self.t, device=term.device)), -torch.inf)
+
+    def sight(self, queries: Tensor) -> Tensor:
+        """(b or 1, 1, c, s) bool, whether the group's queries at `queries` (c,) may look at each of
+        its keys; counted within the group."""
+        if self.mask is not None:
+            return self.mask[:, :, queries]
+        keys = torch.arange(self.s, device=queries.device)
+        if self.blocks is not None:
+            seen = self.blocks.pattern.allowed(queries[:, None], keys)[None]
+            if self.first_key is not None:
+                seen = seen & (keys >= self.first_key[:, queries, None])
+            return seen.unsqueeze(1)
+        # The fused kernel's triangle is the plan's word that keys are the queries' own positions.
+        seen = keys <= queries[:, None] if self.causal else (keys >= 0).expand(len(queries), -1)
+        return seen[None, None]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What a layer's attention needs to know of the tokens; shared by all layers of one kind.
+
+    Attributes:
+        groups: together they cover every token once.
+        slots: (N,) where each token's key and value go in the layer's cache; None: nothing is
+            cached.
+    """
+
+    groups: tuple[Group, ...]
+    slots: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -81,41 +131,61 @@ class AttentionPlan:
     """Attributes:
     positions: absolute position of each token: (N,) for a paged plan, (T,) for a dense one, (B, T)
         for a packed one.
-    groups: together they cover every token once.
-    slots: (N,) where each token's key and value go in the cache; None: nothing is cached.
+    kinds: one plan for each distinct pattern.
+    layer_kinds: which of them each layer takes; repeats if there are more layers.
     logit_rows: (M,) the tokens whose logits are wanted; None: all of them.
     """
 
     positions: Tensor
-    groups: tuple[Group, ...]
-    slots: Tensor | None = None
+    kinds: tuple[LayerPlan, ...]
+    layer_kinds: tuple[int, ...] = (0,)
     logit_rows: Tensor | None = None
+
+    def layer(self, index: int) -> LayerPlan:
+        """The plan of layer `index`, counted from 0."""
+        return self.kinds[self.layer_kinds[index % len(self.layer_kinds)]]
 
     def with_bias(self, bias: Callable[[Tensor, Tensor], Tensor]) -> AttentionPlan:
         """The plan with a term for the scores that every layer shares, made once for all of them.
 
+        Groups in block rows are left as they are: their kernel makes the term block by block.
+
         Args:
             bias: from the positions of queries (b or 1, t) and keys (b or 1, s), (b or 1, H, t, s).
         """
-        groups = tuple(
-            replace(group, bias=group.hide(bias(group.q_pos, group.k_pos))) for group in self.groups
-        )
-        return replace(self, groups=groups)
+        kinds = []
+        for kind in self.kinds:
+            groups = tuple(
+                group
+                if group.blocks is not None
+                else replace(group, bias=group.hide(bias(group.q_pos, group.k_pos)))
+                for group in kind.groups
+            )
+            kinds.append(replace(kind, groups=groups))
+        return replace(self, kinds=tuple(kinds))
 
     @classmethod
     def dense(
-        cls, batch: int, time: int, *, pattern: Pattern, device: torch.device | str = "cpu"
+        cls,
+        batch: int,
+        time: int,
+        *,
+        pattern: Pattern | LayerPatterns,
+        device: torch.device | str = "cpu",
     ) -> AttentionPlan:
-        """`batch` whole sequences of `time` tokens, nothing cached: training, evaluation."""
+        """`batch` whole sequences of `time` tokens, nothing cached: training, evaluation.
+
+        Args:
+            pattern: of all layers, or those of each; so for every constructor.
+        """
+        distinct, layer_kinds = _kinds(pattern)
         positions = torch.arange(time, device=device)
-        at = positions[None]
-        causal = isinstance(pattern, Causal)
-        mask = None if causal else pattern.allowed(positions[:, None], positions)[None, None]
-        return cls(positions, (Group(batch, time, time, at, at, causal=causal, mask=mask),))
+        kinds = tuple(LayerPlan(_whole(batch, positions, p)) for p in distinct)
+        return cls(positions, kinds, layer_kinds)
 
     @classmethod
     def packed(
-        cls, ids: Tensor, *, eot: int, pattern: Pattern, one_group: bool = False
+        cls, ids: Tensor, *, eot: int, pattern: Pattern | LayerPatterns, one_group: bool = False
     ) -> AttentionPlan:
         """Blocks cut from a stream of documents, none of which sees another: training, evaluation.
 
@@ -126,44 +196,32 @@ class AttentionPlan:
         Args:
             ids: (B, T) int64.
             eot: id of end-of-text.
-            one_group: put all blocks through one masked kernel call, so that a compiled model
+            one_group: put all blocks through one kernel call, so that a compiled model
                 meets the same shapes whatever the text.
         """
         B, T = ids.shape
+        distinct, layer_kinds = _kinds(pattern)
         begins = ids == eot
         begins[:, 0] = True
         index = torch.arange(T, device=ids.device)
         starts = torch.where(begins, index, 0).cummax(-1).values  # (B, T) where its document began
         positions = index - starts
         bordered = begins[:, 1:].any(-1)
-        if one_group:
-            with_border, whole = None, 0
-        else:
+        whole_rows = border_rows = None
+        if not one_group:
             if not bool(bordered.any()):
                 return cls.dense(B, T, pattern=pattern, device=ids.device)
             with_border = bordered.nonzero()[:, 0]
-            whole = B - len(with_border)
-        mine = starts if with_border is None else starts[with_border]  # (b, T)
-        same = mine[:, :, None] == mine[:, None, :]
-        mask = (same & pattern.allowed(index[:, None], index)).unsqueeze(1)  # (b, 1, T, T)
-        rows = None
-        groups = []
-        if whole:
-            causal = isinstance(pattern, Causal)
-            plain = (~bordered).nonzero()[:, 0]
-            groups.append(
-                Group(
-                    whole, T, T, index[None], index[None],
-                    rows=_rows_of(plain, T),
-                    causal=causal,
-                    mask=None if causal else pattern.allowed(index[:, None], index)[None, None],
-                )
-            )  # fmt: skip
-            assert with_border is not None
-            rows = _rows_of(with_border, T)
-        at = index - mine
-        groups.append(Group(len(mine), T, T, at, at, rows=rows, mask=mask))
-        return cls(positions, tuple(groups))
+            starts = starts[with_border]
+            border_rows = _rows_of(with_border, T)
+            whole_rows = _rows_of((~bordered).nonzero()[:, 0], T)
+        kinds = []
+        for p in distinct:
+            groups = [_packed_group(index, starts, p, border_rows)]
+            if whole_rows is not None and len(whole_rows):
+                groups = [*_whole(B - len(starts), index, p, rows=whole_rows), *groups]
+            kinds.append(LayerPlan(tuple(groups)))
+        return cls(positions, tuple(kinds), layer_kinds)
 
     @classmethod
     def paged(
@@ -171,11 +229,12 @@ class AttentionPlan:
         chunks: Seq[Chunk],
         *,
         page_size: int,
-        pattern: Pattern,
+        pattern: Pattern | LayerPatterns,
         device: torch.device | str = "cpu",
         logit_rows: Seq[int] | None = None,
     ) -> AttentionPlan:
         """Chunks of sequences whose earlier tokens are in the cache."""
+        distinct, layer_kinds = _kinds(pattern)
         positions: list[int] = []
         slots: list[int] = []
         firsts: list[int] = []
@@ -194,26 +253,104 @@ class AttentionPlan:
             )
         members = _group(chunks, page_size)
         at = torch.tensor(positions, device=device)
-        groups = tuple(
-            _paged_group(
-                [chunks[i] for i in group],
-                at,
-                # One group over everything, in order, needs no gathering of rows.
-                None if group == list(range(len(chunks))) else [firsts[i] for i in group],
-                page_size,
-                pattern,
-                device,
+        slots_of_all = torch.tensor(slots, device=device)
+        kinds = [
+            LayerPlan(
+                tuple(
+                    _paged_group(
+                        [chunks[i] for i in group],
+                        at,
+                        # One group over everything, in order, needs no gathering of rows.
+                        None if group == list(range(len(chunks))) else [firsts[i] for i in group],
+                        page_size,
+                        p,
+                        device,
+                    )
+                    for group in members
+                ),
+                slots_of_all,
             )
-            for group in members
-        )
+            for p in distinct
+        ]
         return cls(
             at,
-            groups,
-            torch.tensor(slots, device=device),
+            tuple(kinds),
+            layer_kinds,
             None
             if logit_rows is None
             else torch.tensor(logit_rows, dtype=torch.int64, device=device),
         )
+
+
+def _kinds(pattern: Pattern | LayerPatterns) -> tuple[tuple[Pattern, ...], tuple[int, ...]]:
+    if isinstance(pattern, LayerPatterns):
+        return pattern.kinds, pattern.layer_kinds
+    return (pattern,), (0,)
+
+
+def _whole(
+    batch: int,
+    index: Tensor,
+    pattern: Pattern,
+    rows: Tensor | None = None,
+    at: Tensor | None = None,
+) -> tuple[Group, ...]:
+    """`batch` sequences that are there from the first token on; `index` counts it for the pattern,
+    `at` (batch or 1, time) for terms that are added to the scores (None: the same)."""
+    time = len(index)
+    at = index[None] if at is None else at
+    if time <= pattern.causal_until:
+        return (Group(batch, time, time, at, at, rows=rows, causal=True),)
+    if time >= SPARSE_FROM:
+        if pattern.residues is not None:
+            return _by_residue(batch, index, *pattern.residues, rows, at)
+        blocks = _blocks(pattern, time, index.device)
+        if blocks is not None:
+            return (Group(batch, time, time, at, at, rows=rows, blocks=blocks),)
+    mask = pattern.allowed(index[:, None], index)[None, None]
+    return (Group(batch, time, time, at, at, rows=rows, mask=mask),)
+
+
+def _by_residue(
+    batch: int, index: Tensor, n: int, inner: Pattern, rows: Tensor | None, at: Tensor
+) -> tuple[Group, ...]:
+    """Tokens whose positions differ modulo n never meet: each class is a sequence of its own."""
+    time = len(index)
+    if rows is None:
+        rows = torch.arange(batch * time, device=index.device)
+    rows, at = rows.view(batch, time), at.expand(batch, -1)
+    groups: list[Group] = []
+    longer = time % n  # classes that have a token more than the others
+    for classes in (range(longer), range(longer, min(n, time))):
+        if classes:
+            members = torch.stack([rows[:, r::n] for r in classes], dim=1)  # (batch, classes, t)
+            places = torch.stack([at[:, r::n] for r in classes], dim=1).flatten(0, 1)
+            t = members.shape[-1]
+            groups.extend(_whole(len(places), index[:t], inner, members.flatten(), places))
+    return tuple(groups)
+
+
+def _blocks(pattern: Pattern, time: int, device: torch.device) -> BlockPlan | None:
+    """The pattern as block rows, if that pays."""
+    blocks = block_plan(pattern, time, device)
+    return blocks if blocks.scores <= SPARSE_SHARE * time * time else None
+
+
+def _packed_group(index: Tensor, starts: Tensor, pattern: Pattern, rows: Tensor | None) -> Group:
+    """Blocks of several documents; `starts` (b, T) is where the document of each token begins.
+
+    By block rows only if the pattern cares for nothing but distances: then its rows lie the same
+    wherever documents begin, and a border only hides what is before it.
+    """
+    b, time = starts.shape
+    places = index - starts  # counted within documents
+    if time >= SPARSE_FROM and pattern.relative and time > pattern.causal_until:
+        blocks = _blocks(pattern, time, index.device)
+        if blocks is not None:
+            return Group(b, time, time, places, places, rows=rows, blocks=blocks, first_key=starts)
+    same = starts[:, :, None] == starts[:, None, :]
+    mask = same & pattern.allowed(places[:, :, None], places[:, None, :])
+    return Group(b, time, time, places, places, rows=rows, mask=mask.unsqueeze(1))
 
 
 def _rows_of(blocks: Tensor, time: int) -> Tensor:

@@ -211,7 +211,7 @@ class Engine:
                 "head_dim": config.head_width,
                 "d_ff": config.mlp_width,
                 "position": config.position,
-                "pattern": config.pattern,
+                "pattern": ", ".join(config.patterns),
                 "norm": config.norm,
                 "mlp": config.mlp,
             },

@@ -6,6 +6,7 @@ both.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -15,9 +16,44 @@ from gpt.config import GPTConfig
 
 
 def may_look(pattern: str, q: int, k: int) -> bool:
+    """Whether position q may look at position k, from the definitions in words."""
     if k > q:
         return False
-    return pattern == "causal" or q - k < int(pattern.removeprefix("window:"))
+    kind, *numbers = pattern.replace("+sinks", "").replace("+global", "").split(":")
+    n = [int(number) for number in numbers]
+    if kind == "causal":
+        return True
+    if kind == "window":
+        return k in range(q - n[0] + 1, q + 1) or (len(n) == 2 and k in range(n[1]))
+    if kind == "dilated":
+        return k in [q - n[1] * back for back in range(n[0])]
+    if kind == "fixed":
+        own = list(range(q - q % n[0], q + 1))
+        ends = [end - back for end in range(n[0], q + 1, n[0]) for back in range(1, n[1] + 1)]
+        return k in own or k in ends
+    assert kind == "bigbird"
+    width, sinks, count, seed = n
+    return k > q - width or k < sinks or k // 64 in random_blocks(seed, count, q // 64)
+
+
+@functools.cache
+def random_blocks(seed: int, count: int, row: int) -> set[int]:
+    """Floyd's sampling by SplitMix64, in numpy's own 64-bit arithmetic."""
+
+    def mix(x: np.uint64) -> np.uint64:
+        with np.errstate(over="ignore"):
+            x = x + np.uint64(0x9E3779B97F4A7C15)
+            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            return x ^ (x >> np.uint64(31))
+
+    found: set[int] = set(range(row)) if row <= count else set()
+    state = mix(mix(np.uint64(seed)) ^ np.uint64(row))
+    for top in range(row - count, row) if row > count else ():
+        state = mix(state)
+        pick = int(state) % (top + 1)
+        found.add(pick if pick not in found else top)
+    return found
 
 
 def attention(
@@ -150,7 +186,9 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
                 return scale * math.fsum(q * state[f"{name}.term.keys.weight"][far])
             return 0.0
 
-        y = attention(q, k, v, scale, config.pattern, term=term)
+        layer = int(name.split(".")[1])
+        patterns = [config.pattern] if isinstance(config.pattern, str) else config.pattern
+        y = attention(q, k, v, scale, patterns[layer % len(patterns)], term=term)
         return linear(y.reshape(len(ids), H * D), f"{name}.out")
 
     def mlp(x: np.ndarray, name: str) -> np.ndarray:

@@ -11,6 +11,10 @@ from gpt.config import GPTConfig
 from gpt.model import GPT
 
 BLOCK_SIZE = 24
+PATTERNS = [
+    "causal", "window:1", "window:4", "window:100", "window:3+sinks:2", "dilated:3:2", "fixed:5:2",
+    "bigbird:4:2:1:7",
+]  # fmt: skip
 
 
 @st.composite
@@ -46,17 +50,21 @@ def configs(draw: st.DrawFn) -> GPTConfig:
     """Any architecture, small. Weights start large so that attention is far from uniform."""
     n_kv_head = draw(st.sampled_from([1, 2, 4]))
     head_dim = draw(st.sampled_from([2, 4, 8]))
+    n_layer = draw(st.integers(1, 2))
     return GPTConfig(
         vocab_size=draw(st.sampled_from([17, 32])),
         block_size=BLOCK_SIZE,
-        n_layer=draw(st.integers(1, 2)),
+        n_layer=n_layer,
         n_head=n_kv_head * draw(st.sampled_from([1, 2, 3])),
         n_kv_head=n_kv_head,
         d_model=16,
         head_dim=head_dim,
         d_ff=draw(st.sampled_from([None, 24])),
         **draw(position_fields(head_dim)),
-        pattern=draw(st.sampled_from(["causal", "window:1", "window:4", "window:100"])),
+        pattern=draw(
+            st.sampled_from(PATTERNS)
+            | st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=n_layer)
+        ),
         norm=draw(st.sampled_from(["rmsnorm", "layernorm"])),
         norm_place=draw(st.sampled_from(["pre", "post"])),
         mlp=draw(st.sampled_from(["gelu", "swiglu", "relu2"])),

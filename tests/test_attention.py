@@ -37,7 +37,7 @@ def test_dense_attention_is_the_reference(
     (H, K) = heads
     q = random(batch, time, H, width, seed=seed)
     k, v = random(2, batch, time, K, width, seed=seed + 1)
-    plan = AttentionPlan.dense(batch, time, pattern=parse_pattern(pattern))
+    plan = AttentionPlan.dense(batch, time, pattern=parse_pattern(pattern)).layer(0)
     found = attend(q, k, v, plan, scale=0.7)
     for b in range(batch):
         wanted = reference.attention(q[b].numpy(), k[b].numpy(), v[b].numpy(), 0.7, pattern)
@@ -61,13 +61,13 @@ def test_every_kernel_of_a_mixed_step_is_the_reference(pattern: str, H: int, K: 
             plan = AttentionPlan.paged(
                 [Chunk(0, start, pages)], page_size=page_size, pattern=parse_pattern("causal")
             )
-            cache.write(k, v, plan)
+            cache.write(k, v, plan.layer(0))
         histories.append((k, v))
     plan = AttentionPlan.paged(chunks, page_size=page_size, pattern=parse_pattern(pattern))
     total = sum(n for _, n in shapes)
     q = random(total, H, D, seed=3)
     k, v = random(2, total, K, D, seed=4)
-    found = attend(q, k, v, plan, cache, scale=0.5).split([n for _, n in shapes])
+    found = attend(q, k, v, plan.layer(0), cache, scale=0.5).split([n for _, n in shapes])
     news = zip(*(x.split([n for _, n in shapes]) for x in (q, k, v)), strict=True)
     for (start, _), (k0, v0), (q1, k1, v1), out in zip(shapes, histories, news, found, strict=True):
         keys, values = torch.cat([k0, k1]).numpy(), torch.cat([v0, v1]).numpy()
@@ -79,7 +79,7 @@ def test_every_kernel_of_a_mixed_step_is_the_reference(pattern: str, H: int, K: 
 def test_gradients_are_those_of_the_formula(pattern: str) -> None:
     H, K, D, T = 4, 2, 4, 9
     q, k, v = (random(2, T, n, D, seed=n).requires_grad_() for n in (H, K, K))
-    plan = AttentionPlan.dense(2, T, pattern=parse_pattern(pattern))
+    plan = AttentionPlan.dense(2, T, pattern=parse_pattern(pattern)).layer(0)
     weight = random(2, T, H, D, seed=9)
     found = torch.autograd.grad((attend(q, k, v, plan, scale=0.5) * weight).sum(), (q, k, v))
 
@@ -106,7 +106,7 @@ def test_the_default_scale_is_one_over_the_root_of_the_head_width() -> None:
 def test_heads_are_not_mixed() -> None:
     """Changing one key head changes only the query heads that read it: no axes are confused."""
     q, k, v = random(1, 5, 4, 8), random(1, 5, 2, 8, seed=1), random(1, 5, 2, 8, seed=2)
-    plan = AttentionPlan.dense(1, 5, pattern=parse_pattern("causal"))
+    plan = AttentionPlan.dense(1, 5, pattern=parse_pattern("causal")).layer(0)
     before = attend(q, k, v, plan, scale=1.0)
     k[:, :, 1] += 1 + random(1, 5, 8, seed=3)
     changed = (attend(q, k, v, plan, scale=1.0) - before).abs().amax((0, 1, 3)) > 1e-6
@@ -117,6 +117,6 @@ def test_attention_dropout_acts_in_training_only() -> None:
     torch.manual_seed(0)
     module = Attention(GPTConfig(vocab_size=8, d_model=16, attn_dropout=0.5, position="learned"))
     x = torch.randn(2, 6, 16)
-    plan = AttentionPlan.dense(2, 6, pattern=parse_pattern("causal"))
+    plan = AttentionPlan.dense(2, 6, pattern=parse_pattern("causal")).layer(0)
     assert not torch.equal(module.train()(x, None, plan), module(x, None, plan))
     assert torch.equal(module.eval()(x, None, plan), module(x, None, plan))

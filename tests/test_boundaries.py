@@ -75,6 +75,8 @@ def test_the_server_loads_no_lightning() -> None:
         ("serve.wire", {"torch", "numpy", "grpc", "tiktoken"}),
         ("gpt.cli", {"torch", "numpy", "grpc", "lightning", "tiktoken"}),
         ("gpt.config", {"torch", "numpy"}),
+        ("gpt.patterns", {"torch", "numpy"}),
+        ("gpt.show", {"torch", "numpy", "matplotlib"}),
         ("gpt.stream", {"torch", "numpy", "tiktoken"}),
         ("gpt.pages", {"torch", "numpy"}),
         ("gpt.sequence", {"torch", "numpy"}),

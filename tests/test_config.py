@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -69,7 +71,14 @@ def test_widths_follow_from_the_model_unless_given() -> None:
         ({"d_model": 10**30}, "d_model is 10"),
         ({"rope_base": 10**400}, "rope_base is 1000"),
         ({"bias": 1}, "bias is 1, but must be true or false"),
-        ({"pattern": 5}, "pattern is 5, but must be text"),
+        ({"pattern": 5}, "pattern is 5, but must be text or a list of texts"),
+        ({"pattern": ["causal", 5]}, "but must be text or a list of texts"),
+        ({"pattern": []}, "pattern lists 0 patterns, but must list 1 to n_layer"),
+        (
+            {"pattern": ["causal"] * 5},
+            r"pattern lists 5 patterns, but must list 1 to n_layer \(4\)",
+        ),
+        ({"pattern": None}, "pattern is None"),
         ({"pattern": "window:" + "9" * 5000}, "pattern is 'window:9999"),
         ({"mlp": "relu"}, "mlp is 'relu', but must be one of gelu, swiglu, relu2"),
         ({"norm_place": "mid"}, "norm_place is 'mid'"),
@@ -85,6 +94,8 @@ def test_what_cannot_work_is_refused_by_name(changes: dict, says: str) -> None:
 def test_a_configuration_survives_plain_data() -> None:
     config = GPTConfig(vocab_size=9, pattern="window:8", attn_scale=0.1, mlp="swiglu")
     assert GPTConfig.from_dict(config.to_dict()) == config
+    listed = config.replace(pattern=["window:8", "causal"])
+    assert GPTConfig.from_dict(json.loads(json.dumps(listed.to_dict()))) == listed
     with pytest.raises(
         ConfigError, match="unknown architecture field 'n_layers'; did you mean n_l"
     ):

@@ -75,7 +75,7 @@ def test_statistics_are_those_of_plain_loops(pattern, heads, time, at_once, seed
     torch.manual_seed(seed)
     q, k = torch.randn(1, time, H, 6), torch.randn(1, time, K, 6)
     rule = parse_pattern(pattern)
-    plan = AttentionPlan.dense(1, time, pattern=rule)
+    plan = AttentionPlan.dense(1, time, pattern=rule).layer(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diagnosis, "SCORES_AT_ONCE", at_once)
         found = head_statistics(q, k, plan, scale=0.7)
@@ -118,7 +118,7 @@ def test_what_a_scheme_adds_to_the_scores_is_counted(position):
 def test_documents_of_one_block_are_looked_at_apart():
     ids = torch.tensor([[7, 1, 2, 0, 3, 4, 5, 0, 6, 1, 2, 3], [1] * 12, [0, 1, 2, 3] * 3])
     rule = parse_pattern("causal")
-    plan = AttentionPlan.packed(ids, eot=0, pattern=rule)
+    plan = AttentionPlan.packed(ids, eot=0, pattern=rule).layer(0)
     assert len(plan.groups) == 2
     torch.manual_seed(0)
     q, k = torch.randn(3, 12, 2, 4), torch.randn(3, 12, 2, 4)
@@ -162,7 +162,7 @@ def test_a_head_in_which_one_key_wins_is_collapsed():
     q = torch.ones(2, T, 1, 4)
     k = torch.zeros(2, T, 1, 4)
     k[0, 0], k[1, 3] = 20.0, 20.0
-    plan = AttentionPlan.dense(2, T, pattern=parse_pattern("causal"))
+    plan = AttentionPlan.dense(2, T, pattern=parse_pattern("causal")).layer(0)
     found = head_statistics(q, k, plan, scale=0.5)
     assert float(found["fixed"]) == pytest.approx(1, abs=1e-4)
     assert float(found["offset"]) < 0.2
@@ -174,7 +174,7 @@ def test_a_head_in_which_one_key_wins_is_collapsed():
 def test_a_head_that_reads_the_token_before_is_sharp_but_moves_along():
     q = torch.nn.functional.one_hot(torch.arange(T)).float().view(1, T, 1, T)
     k = torch.nn.functional.one_hot(torch.arange(T) + 1, T + 1)[:, :T].float().view(1, T, 1, T)
-    plan = AttentionPlan.dense(1, T, pattern=parse_pattern("causal"))
+    plan = AttentionPlan.dense(1, T, pattern=parse_pattern("causal")).layer(0)
     found = head_statistics(q, k, plan, scale=50.0)
     assert float(found["entropy_share"]) < 0.01
     assert float(found["offset"]) == pytest.approx(1, abs=1e-4)

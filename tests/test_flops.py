@@ -47,7 +47,9 @@ def test_the_count_is_that_of_torch(name: str) -> None:
     assert ours.training == pytest.approx(3 * ours.forward)
 
 
-@pytest.mark.parametrize("pattern", ["causal", "window:1", "window:5", "window:999"])
+@pytest.mark.parametrize(
+    "pattern", ["causal", "window:1", "window:5", "window:999", "fixed:5:2", "dilated:2:3"]
+)
 @pytest.mark.parametrize("length", [1, 4, 16])
 def test_attention_counts_the_keys_that_may_be_seen(pattern: str, length: int) -> None:
     config = make("plain").replace(pattern=pattern)

@@ -71,10 +71,10 @@ def test_each_document_is_as_if_alone(
 def test_blocks_without_a_border_keep_the_fused_kernel() -> None:
     ids = torch.tensor([[1, 2, 3, 4], [EOT, 2, 3, 4], [1, EOT, 3, 4]])
     plan = AttentionPlan.packed(ids, eot=EOT, pattern=parse_pattern("causal"))
-    assert [(g.b, g.causal) for g in plan.groups] == [(2, True), (1, False)]
+    assert [(g.b, g.causal) for g in plan.layer(0).groups] == [(2, True), (1, False)]
     assert plan.positions.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 0, 1, 2]]
     unbroken = AttentionPlan.packed(ids[:2], eot=EOT, pattern=parse_pattern("causal"))
-    assert [(g.b, g.causal, g.rows) for g in unbroken.groups] == [(2, True, None)]
+    assert [(g.b, g.causal, g.rows) for g in unbroken.layer(0).groups] == [(2, True, None)]
 
 
 @pytest.mark.parametrize("pattern", ["causal", "window:3"])
@@ -82,7 +82,7 @@ def test_one_group_has_the_same_shapes_whatever_the_text(pattern: str) -> None:
     shapes = set()
     for ids in (torch.ones(2, 6, dtype=torch.int64), torch.zeros(2, 6, dtype=torch.int64)):
         plan = AttentionPlan.packed(ids, eot=EOT, pattern=parse_pattern(pattern), one_group=True)
-        (group,) = plan.groups
+        (group,) = plan.layer(0).groups
         assert group.mask is not None
         shapes.add((tuple(plan.positions.shape), tuple(group.mask.shape), group.causal))
     assert shapes == {((2, 6), (2, 1, 6, 6), False)}

@@ -90,37 +90,38 @@ def paged(shapes: list[tuple[int, int]], pattern: object = None, size: int = 4) 
 
 def test_each_token_is_in_one_group_and_one_slot() -> None:
     plan = paged([(0, 3), (7, 1), (2, 6), (5, 1), (100, 1)])
-    rows = torch.cat([g.rows for g in plan.groups if g.rows is not None])
+    rows = torch.cat([g.rows for g in plan.layer(0).groups if g.rows is not None])
     assert sorted(rows.tolist()) == list(range(12))
-    assert plan.slots is not None
-    assert len(set(plan.slots.tolist())) == 12
+    assert plan.layer(0).slots is not None
+    assert len(set(plan.layer(0).slots.tolist())) == 12
     assert plan.positions.tolist() == [0, 1, 2, 7, 2, 3, 4, 5, 6, 7, 5, 100]
 
 
 def test_decodes_share_a_group_only_with_like_lengths() -> None:
     """One long context must not pad the short ones."""
     plan = paged([(7, 1), (5, 1), (6, 1), (1000, 1)])
-    assert sorted((g.b, g.s) for g in plan.groups) == [(1, 1001), (3, 8)]
+    assert sorted((g.b, g.s) for g in plan.layer(0).groups) == [(1, 1001), (3, 8)]
     many = paged([(length, 1) for length in range(1, 2000, 3)])
-    for group in many.groups:
+    for group in many.layer(0).groups:
         assert group.mask is not None or group.b == 1
         if group.mask is not None and group.s > 32:
             assert group.mask.sum() >= 0.75 * group.mask.numel()
 
 
 def test_the_fused_causal_route_is_kept_wherever_it_is_exact() -> None:
-    (fresh,) = paged([(0, 6)]).groups
+    (fresh,) = paged([(0, 6)]).layer(0).groups
     assert fresh.causal
     assert fresh.mask is None
-    (several,) = paged([(0, 6), (0, 6)]).groups
+    (several,) = paged([(0, 6), (0, 6)]).layer(0).groups
     assert (several.b, several.causal, several.rows) == (2, True, None)
-    (later,) = paged([(3, 6)]).groups  # aligned to the lower right: the fused triangle is wrong
+    (later,) = paged([(3, 6)]).layer(0).groups
+    # Aligned to the lower right: the fused triangle is wrong.
     assert not later.causal
     assert later.mask is not None
     assert later.mask[0, 0].sum(-1).tolist() == [4, 5, 6, 7, 8, 9]
-    (decode,) = paged([(6, 1)]).groups
+    (decode,) = paged([(6, 1)]).layer(0).groups
     assert decode.mask is None
-    (window,) = paged([(0, 6)], SlidingWindow(2)).groups
+    (window,) = paged([(0, 6)], SlidingWindow(2)).layer(0).groups
     assert not window.causal
     assert window.mask is not None
     assert window.mask[0, 0].sum(-1).tolist() == [1, 2, 2, 2, 2, 2]
@@ -129,10 +130,10 @@ def test_the_fused_causal_route_is_kept_wherever_it_is_exact() -> None:
 def test_a_lone_sequence_with_pages_side_by_side_is_read_without_a_copy() -> None:
     config = GPTConfig(vocab_size=4, n_layer=1)
     cache = KVCache(config, 8, 4)
-    keys, _ = cache.layer(0).read(paged([(6, 1)]).groups[0])
+    keys, _ = cache.layer(0).read(paged([(6, 1)]).layer(0).groups[0])
     assert keys.untyped_storage().data_ptr() == cache.layer(0).keys.untyped_storage().data_ptr()
     scattered = AttentionPlan.paged([Chunk(6, 1, [3, 1])], page_size=4, pattern=Causal())
-    assert scattered.groups[0].first_slot is None
+    assert scattered.layer(0).groups[0].first_slot is None
 
 
 def test_page_bytes_are_what_the_cache_takes() -> None:

@@ -14,8 +14,8 @@ from gpt.attention import attend
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.model import GPT
-from gpt.patterns import parse_pattern
-from gpt.plan import AttentionPlan, Chunk
+from gpt.patterns import LayerPatterns, parse_pattern
+from gpt.plan import AttentionPlan, Chunk, Group, LayerPlan
 from gpt.positions import Alibi, RelativeKeys, ScoreTerm, sinusoidal
 from gpt.rotary import frequencies, rotary_table, rotate
 from tests.strategies import build
@@ -198,7 +198,7 @@ def test_gradients_are_those_of_the_formula(
     assert len(table) == (kind == "relative")
     q, k, v = (random(2, time, n, D, seed=n + 1).requires_grad_() for n in (H, K, K))
     rule = parse_pattern(pattern)
-    plan = AttentionPlan.dense(2, time, pattern=rule)
+    plan = AttentionPlan.dense(2, time, pattern=rule).layer(0)
     weight = random(2, time, H, D, seed=9)
     out = attend(q, k, v, plan, scale=0.5, term=term)
     found = torch.autograd.grad((out * weight).sum(), (q, k, v, *table))
@@ -226,7 +226,7 @@ def test_what_a_term_s_mask_hides_weighs_nothing(kind: str, dtype: torch.dtype) 
     """A large finite number in place of -inf would do in float32, and leak or overflow in half."""
     term = Alibi(2) if kind == "alibi" else relative(4).to(dtype)
     q, k, v = (random(1, 6, 2, 8, seed=i).to(dtype) for i in range(3))
-    plan = AttentionPlan.dense(1, 6, pattern=parse_pattern("window:2"))
+    plan = AttentionPlan.dense(1, 6, pattern=parse_pattern("window:2")).layer(0)
     with torch.no_grad():
         before = attend(1000 * q, k, v, plan, scale=1.0, term=term)
         v[:, 4:], v[:, 0] = torch.finfo(dtype).max, torch.finfo(dtype).max
@@ -277,3 +277,46 @@ def test_the_order_of_tokens_matters(position: str) -> None:
     torch.testing.assert_close(plain(a)[0, -1], plain(b)[0, -1])
     model = build(SMALL.replace(position=position, n_layer=1))
     assert (model(a)[0, -1] - model(b)[0, -1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("position", ["alibi", "relative"])
+@pytest.mark.parametrize("pattern", ["window:70+sinks:3", "dilated:40:3", "bigbird:128:64:1:0"])
+@pytest.mark.parametrize("borders", [False, True])
+def test_block_rows_add_the_term_as_the_dense_mask_does(
+    position: str, pattern: str, borders: bool
+) -> None:
+    """The kernel that makes the term block by block, forward and backward, in packed text too."""
+    time = 600
+    config = SMALL.replace(position=position, pattern=pattern, block_size=time)
+    model = build(config)
+    ids = torch.randint(1, config.vocab_size, (2, time), generator=torch.Generator().manual_seed(0))
+    if borders:
+        ids[0, [100, 101, 350]] = 0
+    rule = model.pattern
+    plan = AttentionPlan.packed(ids, eot=0, pattern=rule)
+    # Block rows, or residue classes that are sequences of their own; not one mask over all.
+    assert any(g.blocks is not None or g.t < time for g in plan.layer(0).groups)
+
+    def run(plan: AttentionPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        logits = model(ids, plan)
+        weight = torch.linspace(-1, 1, logits.shape[-1], dtype=logits.dtype)
+        found = torch.autograd.grad((logits.softmax(-1) * weight).sum(), list(model.parameters()))
+        return logits, list(found)
+
+    rows, dense = run(plan), run(masked(ids, rule))
+    assert (rows[0] - dense[0]).abs().max() <= 1e-10 * dense[0].abs().max()
+    for a, b in zip(rows[1], dense[1], strict=True):
+        assert (a - b).abs().max() <= 1e-9 * max(1.0, float(b.abs().max()))
+
+
+def masked(ids: torch.Tensor, rule: LayerPatterns) -> AttentionPlan:
+    """One dense mask, made of the predicate and the borders."""
+    B, T = ids.shape
+    index = torch.arange(T)
+    begins = ids == 0
+    begins[:, 0] = True
+    starts = torch.where(begins, index, 0).cummax(-1).values
+    at = index - starts
+    seen = rule.kinds[0].allowed(at[:, :, None], at[:, None, :])
+    seen = seen & (starts[:, :, None] == starts[:, None, :])
+    return AttentionPlan(at, (LayerPlan((Group(B, T, T, at, at, mask=seen.unsqueeze(1)),)),))

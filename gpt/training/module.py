@@ -16,6 +16,7 @@ from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
 from gpt.evaluation import IGNORE, Evaluation, Tally
 from gpt.model import GPT
+from gpt.patterns import trust
 from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
 from gpt.training.blocks import Batch
@@ -58,6 +59,7 @@ class GPTModule(L.LightningModule):
         super().__init__()
         self.preset = preset
         self.config = config
+        trust(config.patterns)  # the user's own settings may name the user's own classes
         self.optimizer_config = optimizer
         self.compile_model = compile
         self.activation_checkpointing = activation_checkpointing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 
@@ -62,6 +63,39 @@ def test_a_preset_among_the_flags_wins_over_the_file_and_loses_to_other_flags(tm
     assert config["dropout"] == 0.5  # file: no preset names it
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(got))
     assert parsed(capsys, "--config", "again.yaml")["model"] == got["model"]
+
+
+@pytest.mark.parametrize(
+    ("given", "pattern"),
+    [
+        ("window:64+sinks:2", "window:64+sinks:2"),
+        ("[window:64, window:64, causal]", ["window:64", "window:64", "causal"]),
+    ],
+)
+def test_a_pattern_is_text_or_a_list_in_flags_and_files(given, pattern, tmp_path, capsys):
+    flags = parsed(capsys, "--model.config.pattern", given)
+    assert flags["model"]["config"]["pattern"] == pattern
+    (tmp_path / "mine.yaml").write_text(f"model: {{config: {{pattern: {given}}}}}\n")
+    assert parsed(capsys, "--config", "mine.yaml")["model"]["config"]["pattern"] == pattern
+
+
+def test_the_users_own_pattern_is_trained_with(tmp_path, corpus, capsys, monkeypatch):
+    """A class that nobody has imported: the settings of a training run are the user's own."""
+    (tmp_path / "pattern_of_mine.py").write_text(
+        "from dataclasses import dataclass\nfrom gpt.patterns import Pattern\n"
+        "@dataclass(frozen=True)\nclass Every(Pattern):\n    n: int\n"
+        "    def allowed(self, q, k):\n        return (k <= q) & ((q - k) % self.n == 0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    status = main(
+        ["fit", "--model.preset", "nano", "--model.config.pattern",
+         "[pattern_of_mine:Every(n=3), causal]", "--model.config.block_size", "32",
+         "--data.source", str(corpus), "--data.tokenizer", "bytes", "--trainer.max_steps", "1",
+         "--trainer.accelerator", "cpu", "--samples.every_n_steps", "null", "--name", "mine"]
+    )  # fmt: skip
+    assert status == 0, capsys.readouterr().err
+    saved = json.loads((tmp_path / "runs" / "mine" / "model" / "config.json").read_text())
+    assert saved["model"]["pattern"] == ["pattern_of_mine:Every(n=3)", "causal"]
 
 
 @pytest.mark.parametrize("name", shipped_configs())

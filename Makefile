@@ -22,8 +22,9 @@ help:  ## show this
 demo: $(VENV)/.installed  ## train a small model, sample it, serve it and call it (ARGS="--max-steps 50" for less)
 	@$(PY) -m gpt demo $(ARGS)
 
+# Two at a time: most wait for a process of their own half of the time.
 test: $(VENV)/.installed-dev  ## run all tests (ARGS="-k name" for some)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## check style and types
 	$(PY) -m ruff check .

@@ -4,7 +4,7 @@ Vaswani et al., "Attention is all you need", arXiv 1706.03762. Each token asks a
 each token it may see offers an answer (value v) under a heading (key k); the answers are mixed by
 how well question and heading match:
 
-    out = softmax(scale * q k^T) v
+    out = softmax(scale * q k^T + term) v
 
 **Why 1/sqrt(D).** If q and k have D independent components of mean 0 and variance 1, their dot
 product has variance D. Without the factor the scores of a 64-wide head have a standard deviation of
@@ -18,6 +18,9 @@ divides the cache by H / K:
 
     H = 8, K = 2      q  0 1 2 3 4 5 6 7
                       kv 0 0 0 0 1 1 1 1
+
+**Where tokens stand** is told by the embedding, by turning q and k (`gpt.rotary`), or by a term
+that is added to the scores (`gpt.positions`).
 
 **Who may look at whom** is the plan's to say (`gpt.plan`), where the keys come from is the cache's
 (`gpt.cache`). With no cache the keys are those of the tokens at hand; with one, the tokens' keys
@@ -37,7 +40,8 @@ from gpt.cache import LayerCache
 from gpt.config import GPTConfig
 from gpt.norms import RMSNorm
 from gpt.plan import Group, LayerPlan
-from gpt.positions import rotate
+from gpt.positions import ScoreTerm, score_term
+from gpt.rotary import RotaryTable, rotate
 
 
 class Attention(nn.Module):
@@ -54,11 +58,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(H * D, C, bias=config.bias)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
+        self.term = score_term(config)
 
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        rotary: RotaryTable | None,
         plan: LayerPlan,
         cache: LayerCache | None = None,
     ) -> Tensor:
@@ -66,19 +71,17 @@ class Attention(nn.Module):
 
         Args:
             x: (B, T, C), or (N, C) for a paged plan.
-            rotary: angles of the tokens' positions (`gpt.positions.rotary_table`), or None.
+            rotary: angles of the tokens' positions (`gpt.rotary.rotary_table`), or None.
 
         Returns:
             The same shape as x.
         """
         q, k, v = self.project(x, rotary)
         dropout = self.dropout if self.training else 0.0
-        y = attend(q, k, v, plan, cache, scale=self.scale, dropout=dropout)
+        y = attend(q, k, v, plan, cache, scale=self.scale, dropout=dropout, term=self.term)
         return self.out(y.flatten(-2))  # type: ignore[no-any-return]
 
-    def project(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Questions, headings and answers of the tokens: (..., H, D), (..., K, D), (..., K, D)."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # (..., H + 2K, D)
         q, k, v = qkv.split(self.sizes, dim=-2)
@@ -98,6 +101,7 @@ def attend(
     *,
     scale: float,
     dropout: float = 0.0,
+    term: ScoreTerm | None = None,
 ) -> Tensor:
     """Mix values by how well queries match keys. The only place that picks a kernel.
 
@@ -106,6 +110,7 @@ def attend(
         k, v: (..., K, D) of the same tokens; stored in `cache` first, if there is one.
         scale: multiplies the scores.
         dropout: probability of dropping a weight.
+        term: is added to the scores, before the mask.
 
     Returns:
         (..., H, D), like q.
@@ -123,7 +128,8 @@ def attend(
             keys = _rows(k, group).reshape(group.b, group.s, -1, D).transpose(1, 2)
             values = _rows(v, group).reshape(group.b, group.s, -1, D).transpose(1, 2)
         keys, values = keys.to(q.dtype), values.to(q.dtype)
-        parts.append(_kernel(queries, keys, values, group, scale, dropout).transpose(1, 2))
+        part = _kernel(queries, keys, values, group, scale, dropout, term)
+        parts.append(part.transpose(1, 2))
     if len(parts) == 1 and plan.groups[0].rows is None:
         return parts[0].reshape(q.shape)
     y = q.new_empty(q.shape)
@@ -138,27 +144,53 @@ def _rows(x: Tensor, group: Group) -> Tensor:
     return x if group.rows is None else x.reshape(-1, *x.shape[-2:])[group.rows]
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, dropout: float) -> Tensor:
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: Group,
+    scale: float,
+    dropout: float,
+    term: ScoreTerm | None,
+) -> Tensor:
     """(b, H, t, D) queries against (b, K, s, D) keys, by the fastest exact route for the shape."""
-    mask = group.mask
+    causal, mask = group.causal, group.mask
     if group.blocks is not None:
         if dropout == 0:
-            extra = Extra(first_key=group.first_key)
+            tables = () if term is None else term.tables
+            extra = Extra(term, tables, group.q_pos, group.k_pos, group.first_key)
             found: Tensor = block_sparse_attention(q, k, v, group.blocks, scale, extra)
             return found
         # Weights that are dropped must be known again in the backward pass; the fused kernels keep
         # them, at the price of the whole square.
         mask = group.sight(torch.arange(group.t, device=q.device))
-    if group.t == 1 and q.device.type == "cpu" and dropout == 0 and not group.causal:
+    if term is not None:
+        # A fused kernel takes a term only as a mask of numbers, -inf where a query may not look.
+        # (-1e9 would be no mask: half precision has no such number, and a row of them is a mean.)
+        causal, mask = False, group.bias
+        if mask is None:
+            mask = group.hide(term(q * scale, group.q_pos, group.k_pos))
+        if q.device.type != "cpu":
+            mask = mask.to(bias_dtype(q))
+    if group.t == 1 and q.device.type == "cpu" and dropout == 0 and not causal:
         return _one_query(q, k, v, mask, scale)
     return F.scaled_dot_product_attention(
         q, k, v,
-        attn_mask=None if group.causal else mask,
+        attn_mask=None if causal else mask,
         dropout_p=dropout,
-        is_causal=group.causal,
+        is_causal=causal,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
+
+
+def bias_dtype(x: Tensor) -> torch.dtype:
+    """In which a term of the scores is made for queries like x. The CPU's kernels take a finer one
+    than theirs; others do not, and autocast would convert it anew in every layer."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return torch.promote_types(x.dtype, torch.float32) if device == "cpu" else x.dtype
 
 
 def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -173,7 +205,9 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     heads = q.view(b, K, H // K, D).transpose(0, 1)  # (K, b, G, D)
     keys, values = k.transpose(0, 1), v.transpose(0, 1)  # (K, b, s, D)
     scores = (heads @ keys.transpose(-1, -2)) * scale  # (K, b, G, s)
-    if mask is not None:
+    if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask[:, 0], float("-inf"))  # mask: (b, 1, 1, s)
-    weights = scores.softmax(-1)
+    elif mask is not None:  # (b or 1, H, 1, s)
+        scores = scores + mask.view(-1, K, H // K, mask.shape[-1]).transpose(0, 1)
+    weights = scores.softmax(-1).to(v.dtype)
     return (weights @ values).transpose(0, 1).reshape(b, H, 1, D)

@@ -73,6 +73,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "measure how well a model predicts any text",
             ("eval runs/shakespeare-tiny/model",),
         ),
+        "inspect": Command(
+            "gpt.inspect:main",
+            "count a model's parameters, FLOPs and bytes, and the memory to train it",
+            ("inspect shakespeare-tiny",),
+        ),
         "report": Command(
             "gpt.training.report:main",
             "make a page of a run, or one that compares several",

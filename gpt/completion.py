@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, cast
 
 import shtab
@@ -18,10 +20,10 @@ from gpt.arguments import CommandParser, examples
 
 SHELLS = [shell for shell in ("bash", "zsh", "fish", "tcsh") if shell in shtab.SUPPORTED_SHELLS]
 
-PATHS = frozenset(
-    {"MODEL", "FILE", "FOLDER", "DIR", "PATH", "CKPT", "YAML", "OUT", "SOURCE", "TEXT-FILE"}
-)
+PATHS = frozenset({"MODEL", "RUN", "FILE", "FOLDER", "DIR", "PATH", "CKPT", "YAML", "SOURCE"})
 """Placeholders that stand for a path."""
+
+TOKENIZERS = ("bpe", "bytes", "chars", "gpt2", "cl100k_base", "o200k_base")
 
 WORDS: dict[str, Callable[[], Iterable[str]]] = {
     "--config": lambda: importlib.import_module("gpt.training.run").shipped_configs(),
@@ -34,8 +36,6 @@ WORDS: dict[str, Callable[[], Iterable[str]]] = {
     "--model.preset": lambda: importlib.import_module("gpt.config").PRESETS,
 }
 """Names that are offered beside files: for an option, or for a placeholder."""
-
-TOKENIZERS = ("bpe", "bytes", "chars", "gpt2", "cl100k_base", "o200k_base")
 
 DESCRIPTION = """\
 Print a script that makes a shell complete antiphon's commands, options, choices and files.
@@ -137,13 +137,12 @@ def _describe(parser: argparse.ArgumentParser) -> None:
             for below in action.choices.values():
                 _describe(below)
         elif action.choices is None and action.nargs != 0:
+            # As NAME|PATH, or FILE.jsonl.
             placeholder = action.metavar if isinstance(action.metavar, str) else ""
-            keys = [*action.option_strings, placeholder]
+            parts = re.split(r"[|.:]", placeholder)
+            keys = [*action.option_strings, *parts]
             words = next((list(WORDS[key]()) for key in keys if key in WORDS), [])
-            named = placeholder.split(".")[0] in PATHS or getattr(action.type, "__name__", "") in (
-                "Path",
-                "PosixPath",
-            )
+            named = bool(PATHS & set(parts)) or action.type is Path
             if words:
                 action.complete = _words_or_files(words)  # type: ignore[attr-defined]
             elif named:

@@ -16,10 +16,30 @@ from typing import Any, Literal, get_args
 from gpt.errors import ConfigError
 from gpt.patterns import check_pattern
 
-Position = Literal["rotary", "learned"]
+Position = Literal["none", "learned", "sinusoidal", "relative", "rotary", "alibi"]
+RopeLayout = Literal["half-split", "interleaved"]
+RopeScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
 Norm = Literal["rmsnorm", "layernorm"]
 NormPlace = Literal["pre", "post"]
 MLPKind = Literal["gelu", "swiglu", "relu2"]
+
+_SCALINGS = ("linear", "ntk", "yarn", "llama3")
+_READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "relative_distance": ("position", ("relative",)),
+    "rope_dims": ("position", ("rotary",)),
+    "rope_layout": ("position", ("rotary",)),
+    "rope_scaling": ("position", ("rotary",)),
+    "rope_factor": ("rope_scaling", _SCALINGS),
+    "rope_original_block_size": ("rope_scaling", ("yarn", "llama3")),
+    "rope_attention_factor": ("rope_scaling", ("yarn",)),
+    "rope_beta_fast": ("rope_scaling", ("yarn",)),
+    "rope_beta_slow": ("rope_scaling", ("yarn",)),
+    "rope_truncate": ("rope_scaling", ("yarn",)),
+    "rope_low_freq_factor": ("rope_scaling", ("llama3",)),
+    "rope_high_freq_factor": ("rope_scaling", ("llama3",)),
+}
+"""Fields that only some schemes read: which other field must say one of what. (rope_base is older
+than the rule, and exempt.)"""
 
 
 @dataclass(frozen=True)
@@ -40,8 +60,23 @@ class GPTConfig:
         d_ff: hidden width of the MLP. None: 4 * d_model, for swiglu 8/3 * d_model rounded up to a
             multiple of 32, so that the parameter count stays the same.
         position: `rotary` (Su et al., arXiv 2104.09864) turns queries and keys; `learned` adds an
-            embedding per position, as GPT-2 does.
+            embedding per position, as GPT-2 does; `sinusoidal` adds fixed waves (arXiv 1706.03762);
+            `relative` learns a key per distance (Shaw et al., arXiv 1803.02155); `alibi` lets
+            scores fall with distance (Press et al., arXiv 2108.12409); `none`. See `gpt.positions`.
+        relative_distance: of `relative`, the distance from which all are one.
         rope_base: longest wavelength of the rotary angles, in units of 2*pi tokens.
+        rope_dims: how many numbers of a head are turned, the first ones. None: all.
+        rope_layout: which of them are a pair: `half-split` i and i + rope_dims / 2, `interleaved`
+            2i and 2i + 1.
+        rope_scaling: stretches the angles of a model trained on shorter texts: `linear`, `ntk`,
+            `yarn` or `llama3`; the formulas are in `gpt.rotary`.
+        rope_factor: by how much, 1 or more.
+        rope_original_block_size: of `yarn` and `llama3`, the context the model was trained on.
+        rope_attention_factor: of `yarn`, multiplies queries and keys. None: 0.1 ln rope_factor + 1.
+        rope_beta_fast, rope_beta_slow: of `yarn`, the turns within the original context between
+            which the stretch goes from nothing to all.
+        rope_truncate: of `yarn`, whether that range is widened to whole pairs.
+        rope_low_freq_factor, rope_high_freq_factor: of `llama3`, the same from all to nothing.
         pattern: which earlier positions a token may look at: `causal`; `window:256` for itself and
             the 255 before it, `window:256+sinks:4` for the first four of all besides;
             `dilated:256:4`, `fixed:128:8`, `bigbird:192:64:3:0`; `package.module:Class` for your
@@ -75,7 +110,19 @@ class GPTConfig:
     head_dim: int | None = None
     d_ff: int | None = None
     position: Position = "rotary"
+    relative_distance: int = 32
     rope_base: float = 10000.0
+    rope_dims: int | None = None
+    rope_layout: RopeLayout = "half-split"
+    rope_scaling: RopeScaling = "none"
+    rope_factor: float = 1.0
+    rope_original_block_size: int | None = None
+    rope_attention_factor: float | None = None
+    rope_beta_fast: float = 32.0
+    rope_beta_slow: float = 1.0
+    rope_truncate: bool = True
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0
     pattern: list[str] | str = "causal"
     norm: Norm = "rmsnorm"
     norm_eps: float = 1e-5
@@ -110,12 +157,10 @@ class GPTConfig:
             )
         if self.n_head % self.kv_heads:
             raise ConfigError(f"n_head {self.n_head} is not divisible by n_kv_head {self.kv_heads}")
-        if self.position == "rotary" and self.head_width % 2:
-            raise ConfigError(
-                f"head_dim is {self.head_width}, but rotary positions need an even one"
-            )
         for name, choices in (
             ("position", Position),
+            ("rope_layout", RopeLayout),
+            ("rope_scaling", RopeScaling),
             ("norm", Norm),
             ("norm_place", NormPlace),
             ("mlp", MLPKind),
@@ -138,6 +183,7 @@ class GPTConfig:
                 raise ConfigError(
                     f"{name} is {value}, but must be a finite number above 0 (or null)"
                 )
+        self._check_positions()
         if not self.patterns or len(self.patterns) > self.n_layer:
             raise ConfigError(
                 f"pattern lists {len(self.patterns)} patterns, but must list 1 to n_layer "
@@ -145,6 +191,67 @@ class GPTConfig:
             )
         for text in self.patterns:
             check_pattern(text)
+
+    def _check_positions(self) -> None:
+        """A setting that the scheme does not have is refused: it would do nothing in silence."""
+        for name, (kind, readers) in _READ_BY.items():
+            value = getattr(self, name)
+            if value != getattr(GPTConfig, name) and getattr(self, kind) not in readers:
+                raise ConfigError(
+                    f"{name} is {value!r}, but only {kind} {' or '.join(readers)} reads it, and "
+                    f"{kind} is {getattr(self, kind)}; leave it out"
+                )
+        if self.position == "sinusoidal" and self.d_model % 2:
+            raise ConfigError(
+                f"d_model is {self.d_model}, but sinusoidal positions need an even one"
+            )
+        if self.position == "relative" and not 1 <= self.relative_distance <= 2**20:
+            raise ConfigError(
+                f"relative_distance is {self.relative_distance}, but must be in [1, 2**20]"
+            )
+        if self.position == "rotary":
+            self._check_rotary()
+
+    def _check_rotary(self) -> None:
+        width, scaling = self.rope_width, self.rope_scaling
+        name = "head_dim" if self.rope_dims is None else "rope_dims"
+        if width % 2 or width < 2:
+            raise ConfigError(f"{name} is {width}, but rotary positions need an even one")
+        if width > self.head_width:
+            raise ConfigError(f"rope_dims is {width}, but a head has only {self.head_width}")
+        if scaling == "none":
+            return
+        if not (math.isfinite(self.rope_factor) and self.rope_factor >= 1):
+            raise ConfigError(
+                f"rope_factor is {self.rope_factor}, but must be a finite number of at least 1"
+            )
+        if scaling == "ntk" and width < 4:
+            raise ConfigError(f"{name} is {width}, but rope_scaling ntk needs at least 4")
+        if scaling in _READ_BY["rope_original_block_size"][1]:
+            original = self.rope_original_block_size
+            if original is None or original < 1:
+                raise ConfigError(
+                    f"rope_original_block_size is {original}, but rope_scaling {scaling} needs the "
+                    "context, at least 1, that the model was trained on"
+                )
+        if scaling == "yarn" and not self.rope_base > 1:
+            raise ConfigError(f"rope_base is {self.rope_base}, but yarn needs one above 1")
+        pairs = {
+            "yarn": ("rope_beta_slow", "rope_beta_fast"),
+            "llama3": ("rope_low_freq_factor", "rope_high_freq_factor"),
+        }
+        if scaling in pairs:
+            low, high = (getattr(self, each) for each in pairs[scaling])
+            if not (0 < low < high and math.isfinite(high)):
+                raise ConfigError(
+                    f"{' and '.join(pairs[scaling])} are {low} and {high}, but must be above 0, "
+                    "the first below the second"
+                )
+        factor = self.rope_attention_factor
+        if factor is not None and not (math.isfinite(factor) and factor > 0):
+            raise ConfigError(
+                f"rope_attention_factor is {factor}, but must be a finite number above 0 (or null)"
+            )
 
     def _check_types(self) -> None:
         """A file can say anything: 128.5 layers, a width of 10**30, a list for a number."""
@@ -186,6 +293,25 @@ class GPTConfig:
         if self.d_ff is not None:
             return self.d_ff
         return -(-8 * self.d_model // 3 // 32) * 32 if self.mlp == "swiglu" else 4 * self.d_model
+
+    @property
+    def rope_width(self) -> int:
+        """How many numbers of a head rotary positions turn."""
+        return self.head_width if self.rope_dims is None else self.rope_dims
+
+    @property
+    def rope_magnitude(self) -> float:
+        """What rotary positions multiply the numbers that they turn with."""
+        if self.rope_scaling != "yarn":
+            return 1.0
+        if self.rope_attention_factor is not None:
+            return self.rope_attention_factor
+        return 0.1 * math.log(self.rope_factor) + 1
+
+    @property
+    def extrapolates(self) -> bool:
+        """Whether positions from block_size on are defined at all."""
+        return self.position != "learned"
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gpt.attention import Attention
 from gpt.model import GPT, Block
 from gpt.plan import Group, LayerPlan
+from gpt.positions import ScoreTerm
 
 OFFSETS = 4
 """Whether a head always looks 0, 1, 2 or 3 tokens back is told apart from other sharpness."""
@@ -132,7 +133,7 @@ def _watch(block: Block, into: dict[str, Tensor]) -> list[Any]:
         call = dict(zip(("x", "rotary", "plan"), given, strict=False)) | named
         q, k, _v = attn.project(call["x"], call["rotary"])
         with torch.autocast(q.device.type, enabled=False):
-            into.update(head_statistics(q, k, call["plan"], scale=attn.scale))
+            into.update(head_statistics(q, k, call["plan"], scale=attn.scale, term=attn.term))
 
     def before_out(_: nn.Module, given: tuple[Tensor]) -> None:
         with torch.autocast(given[0].device.type, enabled=False):
@@ -176,13 +177,16 @@ def _head_rms(attn: Attention, y: Tensor) -> Tensor:
     return (squares / (len(heads) * len(W))).clamp(min=0).sqrt()
 
 
-def head_statistics(q: Tensor, k: Tensor, plan: LayerPlan, *, scale: float) -> dict[str, Tensor]:
+def head_statistics(
+    q: Tensor, k: Tensor, plan: LayerPlan, *, scale: float, term: ScoreTerm | None = None
+) -> dict[str, Tensor]:
     """Entropy, sharpness and largest score of each head, as `LayerReport` names them.
 
     Args:
         q: (..., H, D), the leading shape holding the plan's tokens in order.
         k: (..., K, D) of the same tokens: there is no cache.
         plan: who may look at whom.
+        term: is added to the scores, as in `gpt.attention.attend`.
 
     Returns:
         (H,) each.
@@ -194,7 +198,7 @@ def head_statistics(q: Tensor, k: Tensor, plan: LayerPlan, *, scale: float) -> d
         rows = slice(None) if group.rows is None else group.rows
         queries = q.reshape(-1, H, D)[rows].float().view(group.b, group.t, K, H // K, D)
         keys = k.reshape(-1, K, D)[rows].float().view(group.b, group.s, K, D)
-        sums.add(queries.permute(0, 2, 3, 1, 4), keys.permute(0, 2, 1, 3), group, scale)
+        sums.add(queries.permute(0, 2, 3, 1, 4), keys.permute(0, 2, 1, 3), group, scale, term)
     return sums.means()
 
 
@@ -209,7 +213,7 @@ class _Sums:
         self.queries = torch.zeros((), device=device)
         self.sequences = 0
 
-    def add(self, q: Tensor, k: Tensor, group: Group, scale: float) -> None:
+    def add(self, q: Tensor, k: Tensor, group: Group, scale: float, term: ScoreTerm | None) -> None:
         """q (b, K, G, t, D) against k (b, K, s, D)."""
         b, K, G, t, _ = q.shape
         s = k.shape[2]
@@ -219,8 +223,10 @@ class _Sums:
         for first in range(0, t, at_once):
             index = torch.arange(first, min(first + at_once, t), device=q.device)
             sight = group.sight(index)  # (b or 1, 1, c, s)
-            scores = q[:, :, :, index] @ k.unsqueeze(2).transpose(-1, -2) * scale
-            scores = scores.flatten(1, 2)  # (b, H, c, s)
+            few = q[:, :, :, index] * scale
+            scores = (few @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)  # (b, H, c, s)
+            if term is not None:
+                scores = scores + term(few.flatten(1, 2), group.q_pos[:, index], group.k_pos)
             self.largest = torch.maximum(
                 self.largest, scores.abs().masked_fill(~sight, 0.0).amax((0, 2, 3))
             )

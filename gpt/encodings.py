@@ -120,7 +120,7 @@ def named_tokenizer(name: str | os.PathLike[str]) -> Tokenizer:
         return Tokenizer.bytes()
     path = Path(name).expanduser()
     try:
-        there = path.exists()
+        there = bool(str(name)) and path.exists()
     except (OSError, ValueError):  # a name too long, a NUL in it
         there = False
     if not there:

@@ -60,9 +60,11 @@ def flops_per_token(config: GPTConfig, length: int | None = None) -> Flops:
     out = heads * D * C
     # SwiGLU's gate is one more matrix of the width of the first.
     mlp = (3 if config.mlp == "swiglu" else 2) * C * config.mlp_width
+    # Relative keys: each query with the key of each distance.
+    distances = config.relative_distance + 1 if config.position == "relative" else 0
     scores_and_mix = 2 * heads * D * mean_keys(config, length)
     return Flops(
-        blocks=2.0 * config.n_layer * (qkv + out + mlp),
+        blocks=2.0 * config.n_layer * (qkv + out + mlp + distances * heads * D),
         attention=2.0 * config.n_layer * scores_and_mix,
         head=2.0 * C * config.vocab_size,
     )

@@ -20,7 +20,7 @@ from gpt.checkpoint import LoadedModel
 from gpt.errors import SamplingError, UserError
 from gpt.generate import Piece, generate
 from gpt.line_input import line_input
-from gpt.params import SamplingParams, random_seed
+from gpt.params import SamplingParams, brief, random_seed
 from gpt.sample import MAX_SAMPLES, show
 from gpt.settings import SETTINGS, from_text, nearest, shown
 from gpt.stream import FinishReason
@@ -41,6 +41,8 @@ COMMANDS = {
     "/quit": "leave, as Ctrl-D does",
 }
 NAMES = [usage.split()[0] for usage in COMMANDS]
+
+NOT_UTF8 = "the line is not UTF-8; check the terminal's encoding"
 
 NUM_SAMPLES = "num_samples"
 """Can be set like the sampling settings: how many texts a prompt gets."""
@@ -65,7 +67,7 @@ def run(session: Session) -> int:
                 print("\n(Ctrl-D or /quit leaves)")
                 continue
             except UnicodeDecodeError:
-                session.complain("the line is not UTF-8; check the terminal's encoding")
+                session.complain(NOT_UTF8)
                 continue
             try:
                 if not session.take(line, lambda: read("… ")):
@@ -134,10 +136,15 @@ class Session:
             if line.strip():
                 self._continue(line[1:] if line.startswith("//") else line)
         except SamplingError as error:
-            for name, description in error.violations:
-                self.complain(f"{name}: {description}; it stays {self._value(name)}")
+            for field, description in error.violations:
+                name = field.partition("[")[0]  # of several stop strings it says which
+                self.complain(f"{field}: {description}; it stays {self._value(name)}")
         except UserError as error:
             self.complain(str(error))
+        except UnicodeDecodeError:  # a further line
+            self.complain(NOT_UTF8)
+        except ValueError as error:  # nothing that is typed shall end the session
+            self.complain(f"that cannot be done: {error}")
         return True
 
     # Commands
@@ -198,9 +205,11 @@ class Session:
     def _change(self, name: str, text: str) -> None:
         """Raises SamplingError: no value for this setting."""
         if name == NUM_SAMPLES:
-            if not (text.isdecimal() and 1 <= int(text[:9]) <= MAX_SAMPLES):
-                raise SamplingError([(name, f"{text!r} is not {NUM_SAMPLES_ALLOWED}")])
-            self._num_samples = int(text)
+            # Of a long number Python would refuse to read the digits.
+            number = int(text) if text.isdecimal() and len(text) < 10 else 0
+            if not 1 <= number <= MAX_SAMPLES:
+                raise SamplingError([(name, f"{brief(text)!r} is not {NUM_SAMPLES_ALLOWED}")])
+            self._num_samples = number
         elif name == "seed":
             value = None if text == "random" else from_text(name, text)
             if value is not None:

@@ -43,11 +43,26 @@ class Done:
 
 def dumps(record: dict[str, Any]) -> bytes:
     """One line. Readable in all alphabets; halves of surrogate pairs, which a broken input may
-    hold, are escaped."""
+    hold, are escaped.
+
+    Raises:
+        ValueError: a number is infinite or NaN, which JSON does not have.
+    """
     try:
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        return json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except UnicodeEncodeError:
-        return json.dumps(record).encode() + b"\n"
+        return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def output_file(name: str) -> Path:
+    """A path for results. Raises DataError if the name is that of a folder, or empty."""
+    path = Path(name)
+    if not name:
+        raise DataError("the name of the output is empty; give a file, as texts.jsonl")
+    # A folder that does not exist yet is meant as one if there is a slash behind it.
+    if name.endswith(os.sep) or os.path.isdir(name):
+        raise DataError(f"{name} is a folder; give a file in it, as {path / 'texts.jsonl'}")
+    return path
 
 
 class Journal:
@@ -71,7 +86,7 @@ class Journal:
         self, path: Path, identity: dict[str, Any], seed: int, *, overwrite: bool = False
     ) -> None:
         self.path = path
-        self._about = path.with_name(path.name + ".run.json")
+        self._about = path.parent / f"{path.name}.run.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -11,14 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gpt.attention import Attention
+from gpt.attention import Attention, bias_dtype
 from gpt.cache import KVCache, LayerCache
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError
 from gpt.norms import make_norm
 from gpt.patterns import parse_patterns
 from gpt.plan import AttentionPlan, LayerPlan
-from gpt.positions import rotary_table
+from gpt.positions import Alibi, LearnedPositions, sinusoidal
+from gpt.rotary import RotaryTable, rotary_table
 
 
 class MLP(nn.Module):
@@ -60,7 +61,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        rotary: RotaryTable | None,
         plan: LayerPlan,
         cache: LayerCache | None,
     ) -> Tensor:
@@ -94,11 +95,7 @@ class GPT(nn.Module):
         self.pattern = parse_patterns(config.pattern)
         """Who may look at whom; repeats over the layers."""
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.embed_pos = (
-            nn.Embedding(config.block_size, config.d_model)
-            if config.position == "learned"
-            else None
-        )
+        self.embed_pos = LearnedPositions(config) if config.position == "learned" else None
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         # With norms after each branch the stream leaves the last block normalised already.
@@ -147,12 +144,16 @@ class GPT(nn.Module):
             plan = AttentionPlan.dense(B, T, pattern=self.pattern, device=ids.device)
         x = self.embed(ids)  # (..., C)
         rotary = None
-        if self.embed_pos is not None:
+        if self.config.position == "rotary":
+            rotary = rotary_table(plan.positions, self.config, x.dtype)
+        elif self.embed_pos is not None:
             x = x + self.embed_pos(plan.positions)
-        else:
-            rotary = rotary_table(
-                plan.positions, self.config.head_width, self.config.rope_base, x.dtype
-            )
+        elif self.config.position == "sinusoidal":
+            C = self.config.d_model
+            x = x * C**0.5 + sinusoidal(plan.positions, C, x.dtype)
+        elif self.config.position == "alibi":
+            alibi, dtype = Alibi(self.config.n_head), bias_dtype(x)
+            plan = plan.with_bias(lambda q_pos, k_pos: alibi.bias(q_pos, k_pos, dtype))
         x = self.drop(x)
         recompute = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):

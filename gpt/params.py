@@ -6,8 +6,9 @@ Plain data, no torch: the command line and the client build it without paying fo
 
 from __future__ import annotations
 
-import math
+import re
 import secrets
+import sys
 from dataclasses import dataclass, field
 
 from gpt.errors import SamplingError
@@ -17,6 +18,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_LOGPROBS = 20
 MAX_PENALTY = 2.0
+MAX_SHOWN = 40
+"""Characters of a wrong value that a message repeats."""
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character of UTF-16: JSON can spell it, UTF-8 cannot, and so no text has it."""
 
 NOT_FINITE = -1
 """In place of a token: the logits were NaN or infinite."""
@@ -56,6 +62,20 @@ def random_seed() -> int:
     return secrets.randbits(63)
 
 
+def brief(value: object) -> str:
+    """A value for a message: its beginning, if it is long."""
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no whole number of more digits than its limit, 4300
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def finite(value: float) -> bool:
+    """Whether a float can hold it; whole numbers have no bound, and `math.isfinite` raises."""
+    return abs(value) <= sys.float_info.max
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How the next token is chosen and when to stop.
@@ -69,7 +89,8 @@ class SamplingParams:
         top_p: keep the smallest set of most likely tokens whose probability reaches it, in (0, 1];
             1 keeps all. 0 is rejected: it names no set.
         max_tokens: most tokens to make; None goes on until the context is full.
-        stop: strings that end the text; the text ends before the first one to be completed.
+        stop: strings that end the text; the text ends before the first one to be completed. One
+            with half of a surrogate pair is rejected: no text has it, and UTF-8 cannot spell it.
         seed: 0 to 2**63 - 1; the same seed gives the same text whoever else is being served.
         min_p: keep the tokens at least this fraction as likely as the most likely one, 0 to 1; 0
             keeps all, 1 the most likely alone (Nguyen et al., "Turning up the heat: min-p sampling
@@ -107,35 +128,32 @@ class SamplingParams:
 
     def violations(self) -> list[tuple[str, str]]:
         """`(field, description)` of each value out of range. Written so that NaN never passes."""
-        found = []
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            found.append(("temperature", f"{self.temperature} is not a finite number >= 0"))
+        found: list[tuple[str, str]] = []
+
+        def refuse(name: str, rule: str) -> None:
+            found.append((name, f"{brief(getattr(self, name))} is not {rule}"))
+
+        if not (finite(self.temperature) and self.temperature >= 0):
+            refuse("temperature", "a finite number >= 0")
         if self.top_k < 0:
-            found.append(("top_k", f"{self.top_k} is not >= 0 (0 keeps the whole vocabulary)"))
+            refuse("top_k", ">= 0 (0 keeps the whole vocabulary)")
         if not (0 < self.top_p <= 1):
-            found.append(("top_p", f"{self.top_p} is not in (0, 1] (1 keeps the whole vocabulary)"))
+            refuse("top_p", "in (0, 1] (1 keeps the whole vocabulary)")
         if not (0 <= self.min_p <= 1):
-            found.append(("min_p", f"{self.min_p} is not in 0 to 1 (0 keeps the whole vocabulary)"))
+            refuse("min_p", "in 0 to 1 (0 keeps the whole vocabulary)")
         if not (0 < self.typical_p <= 1):
-            found.append(
-                ("typical_p", f"{self.typical_p} is not in (0, 1] (1 keeps the whole vocabulary)")
-            )
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            found.append(
-                (
-                    "repetition_penalty",
-                    f"{self.repetition_penalty} is not a finite number > 0 (1 is no penalty)",
-                )
-            )
+            refuse("typical_p", "in (0, 1] (1 keeps the whole vocabulary)")
+        if not (finite(self.repetition_penalty) and self.repetition_penalty > 0):
+            refuse("repetition_penalty", "a finite number > 0 (1 is no penalty)")
         for name in ("frequency_penalty", "presence_penalty"):
-            if not (-MAX_PENALTY <= (value := getattr(self, name)) <= MAX_PENALTY):
-                found.append((name, f"{value} is not in -2 to 2 (0 is no penalty)"))
+            if not (-MAX_PENALTY <= getattr(self, name) <= MAX_PENALTY):
+                refuse(name, "in -2 to 2 (0 is no penalty)")
         if self.max_tokens is not None and self.max_tokens < 1:
-            found.append(("max_tokens", f"{self.max_tokens} is not >= 1"))
+            refuse("max_tokens", ">= 1")
         if not 0 <= self.seed <= MAX_SEED:
-            found.append(("seed", f"{self.seed} is not in 0 to {MAX_SEED}"))
+            refuse("seed", f"in 0 to {MAX_SEED}")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            found.append(("logprobs", f"{self.logprobs} is not in 0 to {MAX_LOGPROBS}"))
+            refuse("logprobs", f"in 0 to {MAX_LOGPROBS}")
         if len(self.stop) > MAX_STOP_STRINGS:
             found.append(("stop", f"{len(self.stop)} strings given, {MAX_STOP_STRINGS} allowed"))
         # Of too many, each is not looked at: a list of a million mistakes helps nobody.
@@ -144,6 +162,9 @@ class SamplingParams:
                 found.append(
                     (f"stop[{i}]", f"{len(text)} characters long, 1 to {MAX_STOP_LENGTH} allowed")
                 )
+            elif half := SURROGATE.search(text):
+                what = f"U+{ord(half[0]):04X}, half of a surrogate pair"
+                found.append((f"stop[{i}]", f"has {what}, which no text has; leave it out"))
         return found
 
     @property

@@ -19,8 +19,9 @@ Within a kind, tokens are sorted into groups that go through one kernel call eac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,11 +60,15 @@ class Group:
     """Rows that go through one kernel call: `b` sequences, `t` queries each, against `s` keys each.
 
     Attributes:
+        q_pos, k_pos: (b or 1, t) and (b or 1, s) absolute positions of the queries and keys, for
+            terms that are added to the scores.
         rows: (b*t,) which of the tokens (flat, if they are (B, T)), sequence by sequence; None: all
             of them, in order.
         causal: the keys are exactly the queries' own positions and the pattern is causal, so the
             fused kernel may apply the triangle itself.
         mask: (b or 1, 1, t, s) bool, True where a query may look; None: no mask is needed.
+        bias: (b or 1, H, t, s) a term of the scores that is the same in every layer, -inf where a
+            query may not look; None: there is none.
         blocks: the pattern as block rows, where most keys are out of every query's sight; there is
             no mask then.
         first_key: (b, t) besides, a query may not see a key before this one: where its document
@@ -76,13 +81,20 @@ class Group:
     b: int
     t: int
     s: int
+    q_pos: Tensor
+    k_pos: Tensor
     rows: Tensor | None = None
     causal: bool = False
     mask: Tensor | None = None
+    bias: Tensor | None = None
     blocks: BlockPlan | None = None
     first_key: Tensor | None = None
     pages: Tensor | None = None
     first_slot: int | None = None
+
+    def hide(self, term: Tensor) -> Tensor:
+        """(b or 1, H, t, s) `term`, -inf where a query may not look."""
+        return term.masked_fill(~self.sight(torch.arange(self.t, device=term.device)), -torch.inf)
 
     def sight(self, queries: Tensor) -> Tensor:
         """(b or 1, 1, c, s) bool, whether the group's queries at `queries` (c,) may look at each of
@@ -132,6 +144,25 @@ class AttentionPlan:
     def layer(self, index: int) -> LayerPlan:
         """The plan of layer `index`, counted from 0."""
         return self.kinds[self.layer_kinds[index % len(self.layer_kinds)]]
+
+    def with_bias(self, bias: Callable[[Tensor, Tensor], Tensor]) -> AttentionPlan:
+        """The plan with a term for the scores that every layer shares, made once for all of them.
+
+        Groups in block rows are left as they are: their kernel makes the term block by block.
+
+        Args:
+            bias: from the positions of queries (b or 1, t) and keys (b or 1, s), (b or 1, H, t, s).
+        """
+        kinds = []
+        for kind in self.kinds:
+            groups = tuple(
+                group
+                if group.blocks is not None
+                else replace(group, bias=group.hide(bias(group.q_pos, group.k_pos)))
+                for group in kind.groups
+            )
+            kinds.append(replace(kind, groups=groups))
+        return replace(self, kinds=tuple(kinds))
 
     @classmethod
     def dense(
@@ -221,12 +252,14 @@ class AttentionPlan:
                 for p in range(chunk.start, end)
             )
         members = _group(chunks, page_size)
+        at = torch.tensor(positions, device=device)
         slots_of_all = torch.tensor(slots, device=device)
         kinds = [
             LayerPlan(
                 tuple(
                     _paged_group(
                         [chunks[i] for i in group],
+                        at,
                         # One group over everything, in order, needs no gathering of rows.
                         None if group == list(range(len(chunks))) else [firsts[i] for i in group],
                         page_size,
@@ -240,7 +273,7 @@ class AttentionPlan:
             for p in distinct
         ]
         return cls(
-            torch.tensor(positions, device=device),
+            at,
             tuple(kinds),
             layer_kinds,
             None
@@ -256,37 +289,44 @@ def _kinds(pattern: Pattern | LayerPatterns) -> tuple[tuple[Pattern, ...], tuple
 
 
 def _whole(
-    batch: int, index: Tensor, pattern: Pattern, rows: Tensor | None = None
+    batch: int,
+    index: Tensor,
+    pattern: Pattern,
+    rows: Tensor | None = None,
+    at: Tensor | None = None,
 ) -> tuple[Group, ...]:
-    """`batch` sequences that are there from the first token on; `index` counts it."""
+    """`batch` sequences that are there from the first token on; `index` counts it for the pattern,
+    `at` (batch or 1, time) for terms that are added to the scores (None: the same)."""
     time = len(index)
+    at = index[None] if at is None else at
     if time <= pattern.causal_until:
-        return (Group(batch, time, time, rows=rows, causal=True),)
+        return (Group(batch, time, time, at, at, rows=rows, causal=True),)
     if time >= SPARSE_FROM:
         if pattern.residues is not None:
-            return _by_residue(batch, index, *pattern.residues, rows)
+            return _by_residue(batch, index, *pattern.residues, rows, at)
         blocks = _blocks(pattern, time, index.device)
         if blocks is not None:
-            return (Group(batch, time, time, rows=rows, blocks=blocks),)
+            return (Group(batch, time, time, at, at, rows=rows, blocks=blocks),)
     mask = pattern.allowed(index[:, None], index)[None, None]
-    return (Group(batch, time, time, rows=rows, mask=mask),)
+    return (Group(batch, time, time, at, at, rows=rows, mask=mask),)
 
 
 def _by_residue(
-    batch: int, index: Tensor, n: int, inner: Pattern, rows: Tensor | None
+    batch: int, index: Tensor, n: int, inner: Pattern, rows: Tensor | None, at: Tensor
 ) -> tuple[Group, ...]:
     """Tokens whose positions differ modulo n never meet: each class is a sequence of its own."""
     time = len(index)
     if rows is None:
         rows = torch.arange(batch * time, device=index.device)
-    rows = rows.view(batch, time)
+    rows, at = rows.view(batch, time), at.expand(batch, -1)
     groups: list[Group] = []
     longer = time % n  # classes that have a token more than the others
     for classes in (range(longer), range(longer, min(n, time))):
         if classes:
             members = torch.stack([rows[:, r::n] for r in classes], dim=1)  # (batch, classes, t)
+            places = torch.stack([at[:, r::n] for r in classes], dim=1).flatten(0, 1)
             t = members.shape[-1]
-            groups.extend(_whole(batch * len(classes), index[:t], inner, members.flatten()))
+            groups.extend(_whole(len(places), index[:t], inner, members.flatten(), places))
     return tuple(groups)
 
 
@@ -303,14 +343,14 @@ def _packed_group(index: Tensor, starts: Tensor, pattern: Pattern, rows: Tensor 
     wherever documents begin, and a border only hides what is before it.
     """
     b, time = starts.shape
+    places = index - starts  # counted within documents
     if time >= SPARSE_FROM and pattern.relative and time > pattern.causal_until:
         blocks = _blocks(pattern, time, index.device)
         if blocks is not None:
-            return Group(b, time, time, rows=rows, blocks=blocks, first_key=starts)
-    places = index - starts  # counted within documents
+            return Group(b, time, time, places, places, rows=rows, blocks=blocks, first_key=starts)
     same = starts[:, :, None] == starts[:, None, :]
     mask = same & pattern.allowed(places[:, :, None], places[:, None, :])
-    return Group(b, time, time, rows=rows, mask=mask.unsqueeze(1))
+    return Group(b, time, time, places, places, rows=rows, mask=mask.unsqueeze(1))
 
 
 def _rows_of(blocks: Tensor, time: int) -> Tensor:
@@ -344,6 +384,7 @@ def _bucket(pages: int) -> int:
 
 def _paged_group(
     chunks: list[Chunk],
+    positions: Tensor,
     firsts: list[int] | None,
     page_size: int,
     pattern: Pattern,
@@ -360,20 +401,19 @@ def _paged_group(
     if len(chunks) == 1 and tables[0] == list(range(tables[0][0], tables[0][0] + n_pages)):
         first_slot = tables[0][0] * page_size
 
+    rows = None
+    if firsts is not None:
+        rows = (torch.tensor(firsts)[:, None] + torch.arange(t)).flatten().to(device)
+    q_pos = (positions if rows is None else positions[rows]).view(-1, t)  # (b, t)
+    k_pos = torch.arange(s, device=device)
+
     fresh = isinstance(pattern, Causal) and all(chunk.start == 0 for chunk in chunks)
     sees_all = isinstance(pattern, Causal) and t == 1 and min(ends) == s
     mask = None
     if not fresh and not sees_all:
-        starts = torch.tensor([chunk.start for chunk in chunks], device=device)
-        offsets = torch.arange(t, device=device)[:, None]
-        q_pos = starts[:, None, None, None] + offsets  # (b, 1, t, 1)
-        mask = pattern.allowed(q_pos, torch.arange(s, device=device))  # (b, 1, t, s)
-
-    rows = None
-    if firsts is not None:
-        rows = (torch.tensor(firsts)[:, None] + torch.arange(t)).flatten().to(device)
+        mask = pattern.allowed(q_pos[:, None, :, None], k_pos)  # (b, 1, t, s)
     return Group(
-        len(chunks), t, s,
+        len(chunks), t, s, q_pos, k_pos[None],
         rows=rows,
         causal=fresh,
         mask=mask,

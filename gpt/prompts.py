@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 from collections import deque
@@ -11,7 +12,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from gpt.errors import SamplingError, UserError
-from gpt.params import SamplingParams
+from gpt.params import SamplingParams, brief
 from gpt.settings import SETTINGS, from_json, nearest
 
 Format = Literal["jsonl", "txt"]
@@ -186,13 +187,15 @@ class PromptReader:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """A JSON object. Raises LineError."""
+    """A JSON object, of which everything can be written as JSON again. Raises LineError."""
 
     def no_number(name: str) -> None:
         raise ValueError(f"{name} is no number in JSON")
 
     try:
-        values = json.loads(text, parse_constant=no_number)
+        values = json.loads(
+            text, parse_constant=no_number, parse_float=_float, parse_int=_whole_number
+        )
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:100]
         raise LineError(
@@ -202,6 +205,22 @@ def parse(text: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise LineError('the line is JSON but no object; write {"prompt": "..."}')
     return values
+
+
+def _float(digits: str) -> float:
+    if math.isinf(value := float(digits)):
+        raise LineError(f"the line has a number that is too large, {brief(digits)}")
+    return value
+
+
+def _whole_number(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # Python reads no more digits than its limit
+        raise LineError(
+            f"the line has a number of {len(digits):,} digits, {brief(digits)}; put what is so "
+            "long in quotes, as text"
+        ) from None
 
 
 def check_spelling(key: str) -> None:

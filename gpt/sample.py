@@ -1,7 +1,7 @@
 """The `antiphon sample` command: text from a model on this machine.
 
 Three ways to use it: one prompt, printed as its text is made or as JSON (here); many prompts from a
-file (`gpt.batch`); and one after another at a terminal (`gpt.interactive`).
+file (`gpt.sample_file`); and one after another at a terminal (`gpt.interactive`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
     check(parser, args)
     params = sampling_params(args)
     if args.input is not None:
-        from gpt.batch import run_file
+        from gpt.sample_file import run_file
 
         return run_file(args, params, lambda: open_model(args))
     if wants_interaction(args):
@@ -285,7 +285,8 @@ def show(
 def as_json(record: dict[str, Any]) -> str:
     """One line. Other alphabets stay readable where the terminal or file can hold them."""
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    return json.dumps(record, ensure_ascii=encoding.lower().replace("-", "") != "utf8")
+    ascii_only = encoding.lower().replace("-", "") != "utf8"
+    return json.dumps(record, ensure_ascii=ascii_only, allow_nan=False)
 
 
 def _write(text: str) -> None:

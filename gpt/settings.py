@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from gpt.errors import SamplingError
-from gpt.params import MAX_SEED, SamplingParams
+from gpt.params import MAX_SEED, SamplingParams, brief
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def from_text(name: str, text: str) -> Any:
         if text[:1] in ('"', "["):  # how to give a newline, or several
             try:
                 return from_json(name, json.loads(text))
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise _no_value(name, text) from None
         return (text,)
     try:
@@ -204,7 +204,9 @@ def shown(name: str, value: Any) -> str:
 
 
 def _no_value(name: str, value: Any) -> SamplingError:
-    given = value if isinstance(value, str) else json.dumps(value)
-    given = given if len(given) <= 40 else f"{given[:40]}…"
+    try:
+        given = repr(brief(value if isinstance(value, str) else json.dumps(value)))
+    except ValueError:  # a number that is too long to be written
+        given = brief(value)
     allowed = SETTINGS[name].allowed + (", or none" if SETTINGS[name].optional else "")
-    return SamplingError([(name, f"{given!r} is not {allowed}")])
+    return SamplingError([(name, f"{given} is not {allowed}")])

@@ -7,7 +7,7 @@ user types must not steer the model.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 import regex
 
@@ -15,12 +15,19 @@ from gpt.errors import TokenizerError
 
 MAX_NAME = 256
 """Characters of a special token's name."""
+MAX_SPECIAL = 10_000
+"""Special tokens of a vocabulary; those in use have some hundreds. All are looked for at once."""
 MAX_VOCAB = 1 << 22
 """Ids of a vocabulary, gaps included; the largest in use have some 260,000."""
 
 
-def check_names(names: Iterable[object]) -> None:
-    """Raises TokenizerError for names that are no text, empty, too long or there twice."""
+def check_names(names: Collection[object]) -> None:
+    """Raises TokenizerError for too many, or for one that is no text, empty, too long or twice."""
+    if len(names) > MAX_SPECIAL:
+        raise TokenizerError(
+            f"there are {len(names)} special tokens, but may be at most {MAX_SPECIAL}; leave "
+            "some out"
+        )
     seen = set()
     for name in names:
         if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME):

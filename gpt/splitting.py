@@ -58,7 +58,11 @@ _LAST_BORDER = regex.compile(rf"(?r){_BORDER.pattern}")
 _LAST_UNRISING = regex.compile(r"(?r)[^\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]")
 
 # Something of every branch that a split pattern may have: a pattern must not lose any of it.
-_PROBE = "It's 12345 naïve\tcafés…  \r\n\n 漢字、かな ﷺ e\u0301 🙂\u200d !?\x00\x1f\x85\u2028_x \n"
+# Each character of ASCII besides, for a pattern that matches nothing before one of them alone.
+_PROBE = (
+    "It's 12345 naïve\tcafés…  \r\n\n 漢字、かな ﷺ e\u0301 🙂\u200d !?\x00\x1f\x85\u2028_x \n"
+    + "".join(map(chr, range(128)))
+)
 
 
 def split_pattern(name: str) -> str:
@@ -83,6 +87,12 @@ MAX_PATTERN = 2000
 MAX_REPEATS = 10_000
 """Product of a pattern's counted repeats: what a regex engine unrolls them to."""
 
+
+MAX_SECONDS = 10
+"""Processor time for the pieces of a segment by a pattern of unknown make; ordinary ones take a
+thousandth of it, and some that try every way to match would take for ever."""
+
+_SUBROUTINE = regex.compile(r"\(\?(?:R|&|P>|[+-]?\d)|\\g[<'{\d+-]")
 
 _KNOWN = frozenset([*PATTERNS.values(), CL100K_PATTERN, CHAR_PATTERN])
 
@@ -122,25 +132,49 @@ class Splitter:
                 f"the split pattern {shown} is too large: at most {MAX_PATTERN} characters, and "
                 f"counted repeats that multiply to at most {MAX_REPEATS}"
             )
+        if _SUBROUTINE.search(pattern):
+            raise TokenizerError(
+                f"the split pattern {shown} calls itself or a group of its own (as (?R), (?1) and "
+                "(?&name) do), which need not end; write out what is meant"
+            )
+        self._timeout = None if pattern in _KNOWN else MAX_SECONDS
+        # Before Python's engine, which can take what the other refuses, and take for ever over it.
+        if pattern not in _KNOWN and (reason := _refused(pattern)):
+            raise TokenizerError(f"the split pattern {shown} is not valid: {reason}")
+        self.pattern = pattern
         try:
             self._compiled = regex.compile(pattern)
         except (regex.error, TypeError, RecursionError, MemoryError) as error:
             raise TokenizerError(f"the split pattern {shown} is not valid: {error}") from None
-        if self._compiled.fullmatch(""):
+        if any(self._matches("")):
             raise TokenizerError(f"the split pattern {shown} matches nothing at all; it must not")
-        if "".join(self.pieces(_PROBE)) != _PROBE:
+        pieces = list(self.pieces(_PROBE))
+        if "".join(pieces) != _PROBE:
             raise TokenizerError(
                 f"the split pattern {pattern!r} leaves some characters out; every character must "
                 r"belong to a piece (end the pattern with |\s+|.)"
             )
-        if pattern not in _KNOWN and (reason := _refused(pattern)):
-            raise TokenizerError(f"the split pattern {shown} is not valid: {reason}")
-        self.pattern = pattern
+        if not all(pieces):
+            raise TokenizerError(
+                f"the split pattern {shown} matches nothing at some places, between two pieces; "
+                "every match must have a character at least"
+            )
         self.by_character = pattern == CHAR_PATTERN
 
     def pieces(self, text: str) -> Iterator[str]:
         """The pieces of `text` in order. Bytes merge within a piece only."""
-        return (match.group() for match in self._compiled.finditer(text))
+        return (match.group() for match in self._matches(text))
+
+    def _matches(self, text: str) -> Iterator[regex.Match[str]]:
+        """Raises TokenizerError where the pattern takes far too long."""
+        try:
+            yield from self._compiled.finditer(text, timeout=self._timeout)
+        except TimeoutError:
+            raise TokenizerError(
+                f"the split pattern {repr(self.pattern)[:80]} takes too long: over {MAX_SECONDS} "
+                f"seconds for {len(text)} characters; write it without repeats of what can match "
+                "the same text in several ways"
+            ) from None
 
     def segments(self, chunks: Iterable[str]) -> Iterator[str]:
         """The same text in segments that can be encoded one by one.
@@ -186,7 +220,7 @@ class Splitter:
         visible = _LAST_UNRISING.search(window)
         settled = min(visible.start() if visible else 0, len(window) - 3)
         cut = SEGMENT  # in the midst of a piece, where nothing better is found
-        for match in self._compiled.finditer(window):
+        for match in self._matches(window):
             # What comes before a cut must not end in blanks: they would be the end of their text.
             if 0 < match.start() <= settled and not window[match.start() - 1].isspace():
                 cut = match.start()
@@ -200,7 +234,7 @@ class Splitter:
             return
         start = solid = 0
         blanks: list[str] = []  # pieces from `solid` on, which end in blanks
-        for match in self._compiled.finditer(segment):
+        for match in self._matches(segment):
             if match.end() - match.start() >= 2 * MAX_PIECE:
                 if start < solid:
                     yield segment[start:solid]

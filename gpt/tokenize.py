@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpt.arguments import CommandParser, examples
-from gpt.data.decoding import decode_utf8
+from gpt.data.decoding import Reading, decode_utf8
 from gpt.errors import DataError, TokenizerError
 from gpt.terminal import dim, shows_colour
 
@@ -26,6 +26,7 @@ SHOWN_TOKENS = 1000
 """Tokens that are drawn unless --limit says otherwise."""
 
 _BLOCK = 1 << 16
+_AS_IT_IS = Reading(choice=False)
 
 DESCRIPTION = """\
 Show how a tokenizer cuts a text, or what text some ids stand for.
@@ -127,11 +128,11 @@ def read_text(args: argparse.Namespace) -> Iterator[str]:
         yield args.text
         return
     if args.file in (None, "-"):
-        yield from decode_utf8(sys.stdin.buffer, "standard input")
+        yield from decode_utf8(sys.stdin.buffer, "standard input", _AS_IT_IS)
         return
     try:
         with open(os.path.expanduser(args.file), "rb") as stream:
-            yield from decode_utf8(stream, args.file)
+            yield from decode_utf8(stream, args.file, _AS_IT_IS)
     except OSError as error:
         raise DataError(f"cannot read {args.file}: {error.strerror or error}") from None
 
@@ -237,16 +238,11 @@ def print_json(tokens: Tokens, limit: int | None) -> None:
     about = {"kind": made.kind, "n_vocab": made.n_vocab, "fingerprint": made.fingerprint}
     sys.stdout.write(f'{{"tokenizer": {json.dumps(about)}, "pieces": [')
     between = "\n"
+    written: dict[int, str] = {}  # the same few tokens make up most of a text
     for token in tokens.first(limit):
-        data = tokens.bytes_of(token)
-        piece: dict[str, Any] = {
-            "token_id": token,
-            "text": data.decode(errors="replace"),
-            "bytes": list(data),
-        }
-        if token in tokens.names:
-            piece["special"] = True
-        sys.stdout.write(between + json.dumps(piece, ensure_ascii=False))
+        if (piece := written.get(token)) is None:
+            piece = written[token] = _piece(tokens, token)
+        sys.stdout.write(between + piece)
         between = ",\n"
     left = tokens.rest()
     counts = tokens.counts
@@ -260,13 +256,29 @@ def print_json(tokens: Tokens, limit: int | None) -> None:
     sys.stdout.write(f"],\n{json.dumps(totals)[1:]}\n")
 
 
+def _piece(tokens: Tokens, token: int) -> str:
+    data = tokens.bytes_of(token)
+    piece: dict[str, Any] = {
+        "token_id": token,
+        "text": data.decode(errors="replace"),
+        "bytes": list(data),
+    }
+    if token in tokens.names:
+        piece["special"] = True
+    return json.dumps(piece, ensure_ascii=False)
+
+
 def print_text(tokenizer: Tokenizer, args: argparse.Namespace) -> None:
     """The text of the ids that --decode names."""
     names = {token: name.encode() for name, token in tokenizer.special.items()}
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     kept: list[str] = []
     tokens = 0
-    for token in read_ids(args.decode):
+    # All ids are looked at before anything is written: a wrong one must not come after half a text.
+    ids = list(read_ids(args.decode))
+    for token in ids:
+        tokenizer.token_bytes(token)
+    for token in ids:
         data = tokenizer.token_bytes(token)
         if args.special:
             data = names.get(token, data)

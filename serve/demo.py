@@ -14,7 +14,6 @@ import os
 import queue
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,12 +21,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gpt.arguments import CommandParser, examples
 from gpt.errors import ServerError, UserError
 from gpt.params import SamplingParams
+from gpt.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from gpt.checkpoint import LoadedModel
@@ -160,24 +159,6 @@ def _suggest(model: Path, prompt: str) -> None:
 
 
 # --- Processes ------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: by an exception that closes everything."""
-
-    def end(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {s: signal.signal(s, end) for s in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ case "$1" in
 {train})
     steps={steps}
     source="--data.source {corpus}"
-    case "$*" in *--ckpt_path*) steps={resumed_steps} ;; esac
+    case "$*" in *--ckpt_path*|*--resume*) steps={resumed_steps} ;; esac
     case "$*" in *--data.source*|*/config.yaml*) source= ;; esac
     exec {real} "$@" $source --trainer.max_steps $steps --trainer.val_check_interval 10 \\
         --data.vocab_size 320 --data.batch_size 4 --model.config.block_size 64

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -56,9 +57,16 @@ def random_blocks(seed: int, count: int, row: int) -> set[int]:
 
 
 def attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, pattern: str, q_start: int = 0
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    pattern: str,
+    q_start: int = 0,
+    term: Callable[[int, np.ndarray, int], float] = lambda h, q, distance: 0.0,
 ) -> np.ndarray:
-    """(t, H, D) queries at positions q_start and up against (s, K, D) keys at 0 and up."""
+    """(t, H, D) queries at positions q_start and up against (s, K, D) keys at 0 and up. `term` is
+    added to a head's score of a query for a key at some distance."""
     t, H, D = q.shape
     s, K, _ = k.shape
     out = np.zeros((t, H, D))
@@ -66,20 +74,78 @@ def attention(
         for h in range(H):
             kv = h // (H // K)
             seen = [j for j in range(s) if may_look(pattern, q_start + i, j)]
-            scores = [scale * math.fsum(q[i, h] * k[j, kv]) for j in seen]
+            scores = [
+                scale * math.fsum(q[i, h] * k[j, kv]) + term(h, q[i, h], q_start + i - j)
+                for j in seen
+            ]
             weights = np.exp(np.array(scores) - max(scores))
             weights /= weights.sum()
             out[i, h] = sum(w * v[j, kv] for w, j in zip(weights, seen, strict=True))
     return out
 
 
-def turn(x: np.ndarray, base: float) -> np.ndarray:
-    """Rotary positions by complex numbers: pair (i, i + D/2) is one, turned by its angle."""
-    T, _, D = x.shape
-    z = x[..., : D // 2] + 1j * x[..., D // 2 :]
-    angles = np.arange(T)[:, None, None] * base ** (-2.0 * np.arange(D // 2) / D)
-    z = z * np.exp(1j * angles)
-    return np.concatenate([z.real, z.imag], axis=-1)
+def frequency(config: GPTConfig, i: int) -> float:
+    """Radians a token by which pair i of a head turns."""
+    R, base, s = config.rope_width, config.rope_base, config.rope_factor
+    f = base ** (-2 * i / R)
+    if config.rope_scaling == "linear":
+        return f / s
+    if config.rope_scaling == "ntk":
+        return (base * s ** (R / (R - 2))) ** (-2 * i / R)
+    if config.rope_scaling == "llama3":
+        L, wave = config.rope_original_block_size, 2 * math.pi / f
+        low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+        if wave < L / high:
+            return f
+        if wave > L / low:
+            return f / s
+        smooth = (L / wave - low) / (high - low)
+        return (1 - smooth) * f / s + smooth * f
+    if config.rope_scaling == "yarn":
+        L = config.rope_original_block_size
+        # Pair x turns L / (2 pi base**(2x/R)) times; solved for x.
+        ends = [
+            R / 2 * math.log(L / (2 * math.pi * turns), base)
+            for turns in (config.rope_beta_fast, config.rope_beta_slow)
+        ]
+        if config.rope_truncate:
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        first, last = max(ends[0], 0), min(ends[1], R - 1)
+        ramp = min(1.0, max(0.0, (i - first) / (last - first or 0.001)))
+        return ramp * f / s + (1 - ramp) * f
+    return f
+
+
+def turn(x: np.ndarray, config: GPTConfig) -> np.ndarray:
+    """Rotary positions by complex numbers: a pair is one, turned by its angle."""
+    R, y = config.rope_width, x.copy()
+    size = 1.0
+    if config.rope_scaling == "yarn":
+        size = config.rope_attention_factor or 0.1 * math.log(config.rope_factor) + 1
+    for i in range(R // 2):
+        a, b = (2 * i, 2 * i + 1) if config.rope_layout == "interleaved" else (i, i + R // 2)
+        for p in range(len(x)):
+            z = (x[p, :, a] + 1j * x[p, :, b]) * size * np.exp(1j * p * frequency(config, i))
+            y[p, :, a], y[p, :, b] = z.real, z.imag
+    return y
+
+
+def waves(length: int, width: int) -> np.ndarray:
+    """Sinusoidal positions."""
+    table = np.zeros((length, width))
+    for p in range(length):
+        for i in range(width // 2):
+            table[p, 2 * i] = math.sin(p / 10000 ** (2 * i / width))
+            table[p, 2 * i + 1] = math.cos(p / 10000 ** (2 * i / width))
+    return table
+
+
+def slopes(heads: int) -> list[float]:
+    """ALiBi's: a geometric sequence; between powers of two, filled up from the next one's."""
+    if heads & (heads - 1) == 0:
+        return [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
+    below = 2 ** int(math.log2(heads))
+    return slopes(below) + slopes(2 * below)[::2][: heads - below]
 
 
 def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -109,14 +175,21 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
             q = rms(q, state[f"{name}.q_norm.weight"], config.norm_eps)
             k = rms(k, state[f"{name}.k_norm.weight"], config.norm_eps)
         if config.position == "rotary":
-            q, k = turn(q, config.rope_base), turn(k, config.rope_base)
+            q, k = turn(q, config), turn(k, config)
         scale = config.attn_scale or 1 / math.sqrt(D)
+
+        def term(h: int, q: np.ndarray, distance: int) -> float:
+            if config.position == "alibi":
+                return -slopes(H)[h] * distance
+            if config.position == "relative":
+                far = min(distance, config.relative_distance)
+                return scale * math.fsum(q * state[f"{name}.term.keys.weight"][far])
+            return 0.0
+
         layer = int(name.split(".")[1])
         patterns = [config.pattern] if isinstance(config.pattern, str) else config.pattern
-        return linear(
-            attention(q, k, v, scale, patterns[layer % len(patterns)]).reshape(len(ids), H * D),
-            f"{name}.out",
-        )
+        y = attention(q, k, v, scale, patterns[layer % len(patterns)], term=term)
+        return linear(y.reshape(len(ids), H * D), f"{name}.out")
 
     def mlp(x: np.ndarray, name: str) -> np.ndarray:
         h = linear(x, f"{name}.up")
@@ -132,6 +205,8 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
     x = state["embed.weight"][ids]
     if config.position == "learned":
         x = x + state["embed_pos.weight"][: len(ids)]
+    if config.position == "sinusoidal":
+        x = math.sqrt(config.d_model) * x + waves(len(ids), config.d_model)
     for i in range(config.n_layer):
         block = f"blocks.{i}"
         if config.norm_place == "pre":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 
@@ -16,20 +18,49 @@ PATTERNS = [
 
 
 @st.composite
+def position_fields(draw: st.DrawFn, head_dim: int) -> dict[str, Any]:
+    """Any position scheme, with any of its options."""
+    position = draw(
+        st.sampled_from(["none", "learned", "sinusoidal", "relative", "rotary", "rotary", "alibi"])
+    )
+    fields: dict[str, Any] = {"position": position}
+    if position == "relative":
+        fields["relative_distance"] = draw(st.sampled_from([1, 3, 100]))
+    if position == "rotary":
+        width = draw(st.sampled_from(range(2, head_dim + 1, 2)))
+        scaling = ["none", "linear", "yarn", "llama3"] + (["ntk"] if width > 2 else [])
+        fields |= {
+            "rope_base": draw(st.sampled_from([10000.0, 20.0])),
+            "rope_dims": draw(st.sampled_from([None, width])) if width < head_dim else None,
+            "rope_layout": draw(st.sampled_from(["half-split", "interleaved"])),
+            "rope_scaling": draw(st.sampled_from(["none", *scaling])),
+        }
+        if fields["rope_scaling"] != "none":
+            fields["rope_factor"] = draw(st.sampled_from([1.0, 4.0]))
+        if fields["rope_scaling"] in ("yarn", "llama3"):
+            fields["rope_original_block_size"] = draw(st.sampled_from([6, 40, 300]))
+        if fields["rope_scaling"] == "yarn":
+            fields["rope_attention_factor"] = draw(st.sampled_from([None, 0.8]))
+            fields["rope_truncate"] = draw(st.booleans())
+    return fields
+
+
+@st.composite
 def configs(draw: st.DrawFn) -> GPTConfig:
     """Any architecture, small. Weights start large so that attention is far from uniform."""
     n_kv_head = draw(st.sampled_from([1, 2, 4]))
+    head_dim = draw(st.sampled_from([2, 4, 8]))
     n_layer = draw(st.integers(1, 2))
     return GPTConfig(
         vocab_size=draw(st.sampled_from([17, 32])),
         block_size=BLOCK_SIZE,
         n_layer=n_layer,
-        n_head=n_kv_head * draw(st.sampled_from([1, 2])),
+        n_head=n_kv_head * draw(st.sampled_from([1, 2, 3])),
         n_kv_head=n_kv_head,
         d_model=16,
-        head_dim=draw(st.sampled_from([2, 4, 8])),
+        head_dim=head_dim,
         d_ff=draw(st.sampled_from([None, 24])),
-        position=draw(st.sampled_from(["rotary", "learned"])),
+        **draw(position_fields(head_dim)),
         pattern=draw(
             st.sampled_from(PATTERNS)
             | st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=n_layer)

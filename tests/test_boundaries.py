@@ -13,6 +13,7 @@ import pytest
 
 import gpt
 import serve
+from gpt.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -88,7 +89,7 @@ def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> Non
     assert not loaded & heavy
 
 
-@pytest.mark.parametrize("command", ["sample", "serve", "generate", "demo"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_commands_help_loads_neither_torch_nor_grpc(command: str) -> None:
     code = (
         "import sys\nfrom gpt.cli import main\n"

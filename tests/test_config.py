@@ -27,6 +27,37 @@ def test_widths_follow_from_the_model_unless_given() -> None:
         ({"d_model": 100, "n_head": 3}, "d_model 100 is not divisible by n_head 3"),
         ({"n_head": 4, "n_kv_head": 3}, "n_head 4 is not divisible by n_kv_head 3"),
         ({"head_dim": 7}, "head_dim is 7, but rotary"),
+        ({"position": "rope"}, "position is 'rope', but must be one of none, learned, sinusoidal"),
+        ({"position": "sinusoidal", "d_model": 9, "n_head": 3}, "d_model is 9, but sinusoidal"),
+        ({"position": "relative", "relative_distance": 0}, "relative_distance is 0"),
+        ({"relative_distance": 8}, "is 8, but only position relative reads it, and position is r"),
+        ({"position": "alibi", "rope_dims": 4}, "rope_dims is 4, but only position rotary reads"),
+        ({"rope_dims": 3}, "rope_dims is 3, but rotary positions need an even one"),
+        ({"rope_dims": 64}, "rope_dims is 64, but a head has only 32"),
+        ({"rope_dims": 0}, "rope_dims is 0"),
+        ({"rope_layout": "split"}, "rope_layout is 'split', but must be one of half-split, inter"),
+        ({"rope_scaling": "dynamic"}, "'dynamic', but must be one of none, linear, ntk, yarn, ll"),
+        ({"rope_factor": 4.0}, "rope_factor is 4.0, but only rope_scaling linear or ntk or yarn"),
+        ({"rope_scaling": "linear", "rope_beta_fast": 9.0}, "rope_beta_fast is 9.0, but only"),
+        ({"rope_scaling": "linear", "rope_factor": 0.5}, "rope_factor is 0.5, but must be"),
+        ({"rope_scaling": "ntk", "rope_dims": 2}, "rope_dims is 2, but rope_scaling ntk needs"),
+        ({"rope_scaling": "yarn"}, "rope_original_block_size is None, but rope_scaling yarn"),
+        (
+            {"rope_scaling": "yarn", "rope_original_block_size": 64, "rope_base": 1.0},
+            "rope_base is 1.0, but yarn",
+        ),
+        (
+            {"rope_scaling": "llama3", "rope_original_block_size": 64, "rope_low_freq_factor": 4.0},
+            "rope_low_freq_factor and rope_high_freq_factor are 4.0 and 4.0",
+        ),
+        (
+            {
+                "rope_scaling": "yarn",
+                "rope_original_block_size": 64,
+                "rope_attention_factor": 0.0,
+            },
+            "rope_attention_factor is 0.0",
+        ),
         ({"n_layer": 0}, "n_layer is 0"),
         ({"block_size": -1}, "block_size is -1"),
         ({"dropout": 1.0}, r"dropout is 1.0, but must be in \[0, 1\)"),
@@ -69,6 +100,15 @@ def test_a_configuration_survives_plain_data() -> None:
         ConfigError, match="unknown architecture field 'n_layers'; did you mean n_l"
     ):
         GPTConfig.from_dict({"n_layers": 2})
+
+
+def test_a_configuration_from_before_the_family_of_positions_means_the_same() -> None:
+    """Folders of models say only `position` and `rope_base`."""
+    old = {"vocab_size": 9, "d_model": 16, "n_head": 2, "position": "rotary", "rope_base": 5e5}
+    config = GPTConfig.from_dict(old)
+    assert (config.rope_width, config.rope_layout, config.rope_scaling) == (8, "half-split", "none")
+    assert config.rope_magnitude == 1
+    assert GPTConfig.from_dict({**old, "position": "learned"}).position == "learned"
 
 
 def test_an_unknown_preset_suggests_the_nearest() -> None:

@@ -90,6 +90,31 @@ def test_statistics_are_those_of_plain_loops(pattern, heads, time, at_once, seed
             assert float(found[name][h]) == pytest.approx(value, abs=1e-5), name
 
 
+@pytest.mark.parametrize("position", ["alibi", "relative"])
+def test_what_a_scheme_adds_to_the_scores_is_counted(position):
+    """Entropies are those of the weights that the model really uses."""
+    gpt = make_gpt(position=position, init_std=0.5)
+    attn, seen = gpt.blocks[0].attn, []
+    attn.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    found = report(gpt, some_ids(1))[0].entropy
+    with torch.no_grad():
+        q, k, _ = attn.project(seen[0], None)
+    at = torch.arange(T)
+    distance = at[:, None] - at
+    for h in range(4):
+        scores = q[0, :, h] @ k[0, :, h].T * attn.scale
+        if position == "alibi":
+            scores = scores - distance * 2.0 ** (-2 * (h + 1))
+        else:
+            far = distance.clamp(0, 32)
+            scores = scores + attn.scale * torch.einsum(
+                "id,ijd->ij", q[0, :, h], attn.term.keys.weight.detach()[far]
+            )
+        weights = scores.masked_fill(distance < 0, -math.inf).softmax(-1)
+        wanted = torch.special.entr(weights).sum(-1)[1:].mean()
+        assert found[h] == pytest.approx(float(wanted), abs=1e-5)
+
+
 def test_documents_of_one_block_are_looked_at_apart():
     ids = torch.tensor([[7, 1, 2, 0, 3, 4, 5, 0, 6, 1, 2, 3], [1] * 12, [0, 1, 2, 3] * 3])
     rule = parse_pattern("causal")

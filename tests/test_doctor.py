@@ -366,12 +366,11 @@ def test_a_port_that_is_taken_is_told() -> None:
         (False, {"TERM": "xterm"}, False),
     ],
 )
-def test_colours_are_for_terminals_that_take_them(
+def test_it_says_whether_the_terminal_takes_colours(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, environment: dict[str, str], expected: bool
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    assert places.colours() is expected
     assert only(places.terminal()).facts["colours"] is expected

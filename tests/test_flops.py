@@ -18,6 +18,8 @@ SHAPES = {
     "grouped": {"n_head": 4, "n_kv_head": 2, "qk_norm": False},
     "multi-query": {"n_head": 4, "n_kv_head": 1, "head_dim": 8},
     "wide": {"mlp": "swiglu", "d_ff": 40, "tie_embeddings": False},
+    "relative": {"position": "relative", "relative_distance": 6},
+    "alibi": {"position": "alibi"},
     "post": {"norm_place": "post", "pattern": "window:5"},
 }
 

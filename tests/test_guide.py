@@ -44,6 +44,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)  # some twenty-five processes, most of which import torch
 def test_every_command_runs(tmp_path: Path) -> None:
     assert run_pages(GUIDE, tmp_path, ELSEWHERE) >= 15
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpt.errors import DataError
-from gpt.journal import Done, Journal, dumps
+from gpt.journal import Done, Journal, dumps, output_file
 
 RUN: dict[str, Any] = {"input": "abc", "temperature": 1.0, "seed": None}
 
@@ -104,3 +105,23 @@ def test_a_full_disk_says_how_to_go_on(path: Path) -> None:
 def test_halves_of_surrogate_pairs_are_escaped() -> None:
     assert json.loads(dumps({"id": "\ud800", "text": "文"})) == {"id": "\ud800", "text": "文"}
     assert "文".encode() in dumps({"text": "文"})
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("text", ["文", "\ud800"])
+def test_what_is_no_json_is_not_written(number: float, text: str) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dumps({"text": text, "id": [number]})
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "./", "/", "new/", "folder", "folder/"])
+def test_a_folder_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    with pytest.raises(DataError, match=r"is a folder; give a file in it|is empty; give a file"):
+        output_file(name)
+    assert os.listdir() == ["folder"]
+    if name != "new/":  # which a path does not tell from a file
+        with pytest.raises(DataError, match="Is a directory"):
+            Journal(Path(name), RUN, 5)
+    assert output_file("new/out") == Path("new/out")

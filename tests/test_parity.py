@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt.cache import KVCache
-from gpt.config import GPTConfig
+from gpt.config import GPTConfig, Position
 from gpt.model import GPT
 from gpt.pages import PageAllocator, pages_for
 from gpt.plan import AttentionPlan, Chunk
@@ -123,10 +123,16 @@ def test_logits_are_those_of_the_reference(config: GPTConfig, data: st.DataObjec
     assert_close(found, torch.from_numpy(reference.gpt(config, state, ids)), torch.float64)
 
 
-def test_bfloat16_stays_near_float32() -> None:
+@pytest.mark.parametrize(
+    "position", ["none", "learned", "sinusoidal", "relative", "rotary", "alibi"]
+)
+def test_bfloat16_stays_near_float32(position: Position) -> None:
     """In bf16 the mean KL from the float32 model and the rate of other argmaxes stay bounded,
     cached and uncached alike. Bounds: KL 2e-3 nats, 5 % of argmaxes, at logits of unit scale."""
-    config = GPTConfig(vocab_size=64, block_size=64, n_layer=3, d_model=64, n_head=4, n_kv_head=2)
+    config = GPTConfig(
+        vocab_size=64, block_size=64, n_layer=3, d_model=64, n_head=4, n_kv_head=2,
+        position=position,
+    )  # fmt: skip
     exact = build(config.replace(init_std=0.1), 1, torch.float32)
     rounded = build(config.replace(init_std=0.1), 1, torch.float32).to(torch.bfloat16)
     texts = torch.randint(0, 64, (8, 64), generator=torch.Generator().manual_seed(0)).tolist()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from gpt.errors import SamplingError
 from gpt.generate import Piece
-from gpt.params import SamplingParams
+from gpt.params import Made, SamplingParams
 from gpt.sample import main, show
 from gpt.stream import FinishReason
-from gpt.transcript import Transcript
+from gpt.terminal import printable, shows_colour
+from gpt.tokenizer import Tokenizer
+from gpt.transcript import Transcript, table
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
@@ -80,6 +85,82 @@ def test_bad_settings_are_refused_before_the_model_is_opened(model_folder: Path)
         with pytest.raises(SystemExit) as caught:
             main([str(model_folder), *flags])
         assert caught.value.code == 2
+
+
+def test_json_says_all_about_each_sample(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (model_folder, "--prompt", "文", "--max-tokens", 4, "--seed", 4, "--num-samples", 2)
+    out, err = run(capsys, *flags, "--json", "--logprobs", 2)
+    assert err == ""
+    first, second = map(json.loads, out.splitlines())
+    assert first.keys() == {
+        "prompt", "choice", "text", "token_ids", "finish_reason", "matched_stop", "seed", "usage",
+        "logprobs",
+    }  # fmt: skip
+    assert (first["prompt"], first["seed"], second["choice"]) == ("文", 4, 1)
+    assert first["finish_reason"] == "length"
+    assert first["usage"] == {"prompt_tokens": 3, "completion_tokens": 4}
+    tokens = first["logprobs"]
+    assert [t["token_id"] for t in tokens] == first["token_ids"]
+    joined = b"".join(bytes(t["bytes"]) for t in tokens)
+    assert joined.decode("utf-8", "replace") == first["text"]
+    for token in tokens:
+        assert token["logprob"] <= token["top"][0]["logprob"] < 0
+        assert len(token["top"]) == 2
+    assert first["token_ids"] != second["token_ids"]
+    plain = run(capsys, *flags)[0]
+    assert f"文{first['text']}\n" in plain
+    assert "logprobs" not in json.loads(run(capsys, *flags, "--json")[0].splitlines()[0])
+
+
+def test_log_probabilities_stand_in_a_table_below_the_text(
+    model_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (model_folder, "--prompt", "ab", "--max-tokens", 3, "--seed", 4)
+    plain = run(capsys, *flags)[0]
+    out = run(capsys, *flags, "--logprobs", 2)[0]
+    assert out.startswith(plain)
+    head, *rows = out.removeprefix(plain).splitlines()
+    assert head.split() == ["token", "logprob", "most", "likely"]
+    assert len(rows) == 3
+    assert all(len(re.findall(r"-\d+\.\d{3}", row)) == 3 for row in rows)
+    assert "most likely" not in run(capsys, *flags, "--logprobs", 0)[0]
+
+
+def test_tokens_are_spelt_so_that_they_fit_a_table() -> None:
+    tokenizer = Tokenizer.bytes(special_tokens=["<|user|>"])
+    made = [
+        Made(token, -1.5)
+        for token in (10, 0x80, tokenizer.eot, tokenizer.special["<|user|>"], 97)
+    ]  # fmt: skip
+    lines = table(made, tokenizer).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [
+        r"'\n'", r"b'\x80'", tokenizer.end_of_text, "<|user|>", "'a'",
+    ]  # fmt: skip
+    assert len({line.rindex("-1.500") for line in lines[1:]}) == 1
+    wide = Tokenizer.chars("文a")
+    lines = table([Made(t, -1.5) for t in wide.encode("文a")], wide).splitlines()
+    assert lines[1].index("-1.500") == lines[2].index("-1.500") - 1  # the sign takes two columns
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, terminal = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with open(terminal, "w") as stream:
+        assert shows_colour(stream)
+        monkeypatch.setenv("TERM", "dumb")
+        assert not shows_colour(stream)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not shows_colour(stream)
+    monkeypatch.delenv("NO_COLOR")
+    assert not shows_colour(io.StringIO())
+
+
+def test_a_text_commands_no_terminal() -> None:
+    assert printable("a\n\t文\x1b[2J\x07\x9b") == "a\n\t文\ufffd[2J\ufffd\ufffd"
 
 
 def test_samples_that_finish_out_of_order_are_shown_in_order() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -118,3 +121,48 @@ def test_values_out_of_range_are_named(field: str, value: object) -> None:
     """S13: NaN never passes."""
     with pytest.raises(SamplingError, match=field):
         SamplingParams(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("half", [0xD800, 0xDBFF, 0xDC80, 0xDFFF])
+def test_half_a_surrogate_pair_is_no_stop_string(half: int) -> None:
+    with pytest.raises(SamplingError, match=rf"stop\[1\]: has U\+{half:X}.*leave it out") as caught:
+        SamplingParams(stop=("\ud7ff😀\ue000", "a" + chr(half)))
+    str(caught.value).encode()  # the message can be printed and sent
+
+
+def refused(name: str, make: Callable[..., object], *values: object) -> bool:
+    """Whether it is, and if so, in a short line that names the setting."""
+    with contextlib.suppress(SamplingError):
+        make(*values)
+        return False
+    with pytest.raises(SamplingError, match=f"^{name}: .{{,150}}$"):
+        make(*values)
+    return True
+
+
+def with_setting(name: str, value: Any) -> SamplingParams:
+    return SamplingParams(**{name: value})
+
+
+UNBOUNDED = ("top_k", "max_tokens")
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "stop"])
+def test_numbers_are_refused_in_a_short_line_however_huge(name: str) -> None:
+    """Python raises where thousands of digits are written, and where they are made a float."""
+    for digits in (400, 5000):
+        for number in (10**digits, -(10**digits)):
+            allowed = number > 0 and name in UNBOUNDED
+            assert refused(name, with_setting, name, number) != allowed
+            assert refused(name, from_json, name, number) == (SETTINGS[name].kind is float)
+            assert refused("stop", from_json, "stop", [number])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_typed_is_refused_in_a_short_line_however_long(name: str) -> None:
+    def make(text: str) -> SamplingParams:
+        return with_setting(name, from_text(name, text))
+
+    for text in ("9" * 4000, "[" * 100_000, "[" + "9" * 5000 + "]"):
+        allowed = text.isdecimal() and name in UNBOUNDED
+        assert refused(rf"{name}(\[0\])?", make, text) != allowed

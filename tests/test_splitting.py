@@ -136,6 +136,14 @@ def test_a_broken_pattern_is_refused() -> None:
         ("|(?s:.)", "matches nothing"),
         (r"(?|a|b)|(?s:.)", "not valid: .*Unknown group flag"),  # Python has more than Rust
         (r"\p{L}+|\X", "not valid: .*Invalid escape"),
+        (r"(?R)|(?s:.)", "calls itself"),
+        (r"(a)(?1)|(?s:.)", "calls itself"),
+        (r"(?P<n>a)(?&n)|(?s:.)", "calls itself"),
+        (r"(?P<n>a(?P>n)?)|(?s:.)", "calls itself"),
+        (r"(a\g<1>?)|(?s:.)", "calls itself"),
+        (r"\b|(?s:.)", "matches nothing at some places"),
+        (r"(?=q)|(?s:.)", "matches nothing at some places"),
+        (r"(?<=x)|(?s:.)", "matches nothing at some places"),
         ("(" * 900 + ")" * 900 + "|(?s:.)", "not valid|matches nothing"),
     ],
 )
@@ -144,3 +152,13 @@ def test_a_pattern_of_unbounded_cost_is_refused(pattern: str, says: str) -> None
     with pytest.raises(TokenizerError, match=says) as caught:
         Splitter(pattern)
     assert len(str(caught.value)) < 400
+
+
+def test_a_pattern_that_would_take_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitting, "MAX_SECONDS", 0.05)
+    splitter = Splitter(r"(?:a|aa)+$|(?s:.)")
+    text = "a" * 400 + "b" * 3 * splitting.MAX_PIECE
+    with pytest.raises(TokenizerError, match=r"'\(\?:a\|aa\)\+.* takes too long: over 0.05"):
+        list(splitter.pieces(text))
+    with pytest.raises(TokenizerError, match="takes too long"):
+        list(splitter.segments([text]))

@@ -191,3 +191,22 @@ def test_tokenizing_loads_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_file_that_is_no_text_gets_no_advice_to_use_a_flag_there_is_not(tmp_path: Path) -> None:
+    for data in (b"a\xff", b"a\0"):
+        (tmp_path / "bin.txt").write_bytes(data)
+        with pytest.raises(DataError) as caught:
+            main(["-t", "bytes", "-f", str(tmp_path / "bin.txt")])
+        assert "--on-error" not in str(caught.value)
+
+
+def test_a_tokenizer_without_a_name_is_unknown() -> None:
+    with pytest.raises(TokenizerError, match="the tokenizer '' is neither a name nor a path"):
+        main(["-t", "", "a"])
+
+
+def test_a_wrong_id_comes_before_any_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TokenizerError, match="999 is outside"):
+        main(["-t", "bytes", "--decode", "72", "999"])
+    assert capsys.readouterr().out == ""

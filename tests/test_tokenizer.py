@@ -207,6 +207,7 @@ def test_an_offset_counts_special_tokens() -> None:
         ([""], "1 to 256 characters"),
         (["x" * 257], "1 to 256 characters"),
         ([3], "1 to 256 characters"),
+        ([f"<{i}>" for i in range(10_001)], "10001 special tokens, but may be at most 10000"),
         (["\ud800"], "no valid text"),
         ([END_OF_TEXT], "every vocabulary has it"),
         ("<b>", "give a list"),

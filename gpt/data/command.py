@@ -268,8 +268,23 @@ def train_command(sources: Sequence[Source], settings: dict[str, Any]) -> str:
     words = ["antiphon", "train", "fit"]
     for name, value in flags.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        words += [f"--data.{name}", shlex.quote(text)]
+        flag = f"--data.{name}"
+        # Where it begins with a dash it would be taken for a flag by itself.
+        words += [f"{flag}={quoted(text)}"] if text[:1] == "-" else [flag, quoted(text)]
     return " ".join(words)
+
+
+def quoted(text: str) -> str:
+    """A word for a shell, a file name that is not UTF-8 too."""
+    try:
+        text.encode()
+        return shlex.quote(text)
+    except UnicodeEncodeError:
+        codes = os.fsencode(text)
+    return "$'" + "".join(chr(b) if b in _PLAIN else f"\\x{b:02x}" for b in codes) + "'"
+
+
+_PLAIN = frozenset(range(32, 127)) - frozenset(b"'\\")
 
 
 def _entry(source: Source) -> str | dict[str, Any]:
@@ -284,10 +299,12 @@ def _entry(source: Source) -> str | dict[str, Any]:
 
 def _prepare(args: argparse.Namespace) -> int:
     from gpt.data.prepare import prepare
+    from gpt.signals import ended_by_signals
 
     sources = [parse_source(word, args.field, args.hf_split) for word in args.source]
     settings = given_settings(args)
-    data = prepare(sources, progress=not args.quiet, **settings)
+    with ended_by_signals():
+        data = prepare(sources, progress=not args.quiet, **settings)
     settings.pop("workers", None)  # how it was made, not what
     command = train_command(sources, settings)
     if args.json:
@@ -304,7 +321,12 @@ def _print_prepared(data: PreparedData, command: str) -> None:
 
     print_summary(data)
     print(f"\nTrain on it:\n  {command}")
-    print(f"Look at it:\n  antiphon data inspect {shlex.quote(str(data.folder))}")
+    print(f"Look at it:\n  antiphon data inspect {_inspected(data.folder)}")
+
+
+def _inspected(folder: Path) -> str:
+    text = str(folder)
+    return quoted(f"./{text}" if text.startswith("-") else text)
 
 
 def _inspect(args: argparse.Namespace) -> int:

@@ -49,20 +49,23 @@ class Reading:
         on_error, newlines: see `OnError` and `Newlines`.
         advance: is told the bytes read from the source as they are read, for a progress bar.
         losses: collects what was left out.
+        choice: whether whoever reads can choose another on_error.
     """
 
     on_error: OnError = "stop"
     newlines: Newlines = "keep"
     advance: Callable[[int], object] = _nothing
     losses: Losses = field(default_factory=Losses)
+    choice: bool = True
 
     def bad_bytes(self, message: str, advice: str, size: int) -> None:
         """Bytes do not belong in a text: raise DataError, or count `size` of them."""
         if self.on_error == "stop":
-            raise DataError(
-                f"{message}; {advice}, or choose --on-error skip (leave such bytes out) or "
-                "replace (put U+FFFD in their place)"
+            other = (
+                ", or choose --on-error skip (leave such bytes out) or replace (put U+FFFD in "
+                "their place)"
             )
+            raise DataError(f"{message}; {advice}{other if self.choice else ''}")
         self.losses.first = self.losses.first or message
         self.losses.bytes += size
 

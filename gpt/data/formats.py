@@ -35,6 +35,7 @@ _MAX_ROW = 1 << 28
 """Bytes or characters of one row: a file that was never split into rows must not fill the memory.
 """
 _NO_ROW = object()
+_decode_json = json.JSONDecoder().raw_decode
 
 
 class Piece(NamedTuple):
@@ -59,9 +60,8 @@ class Piece(NamedTuple):
 
 def kind_of(path: str) -> str | None:
     """The suffix in `SUFFIXES` of a file, without the one of its compression; None for others."""
-    stem, packed = _unpacked(path.lower())
-    suffix = os.path.splitext(stem if packed else path.lower())[1]
-    return suffix if suffix in SUFFIXES else None
+    name = _unpacked(path.lower())[0]
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
 def read_file(path: str, field: str, reading: Reading) -> Iterator[Piece]:
@@ -134,11 +134,17 @@ def _json_lines(stream: IO[bytes], path: str, field: str, reading: Reading) -> I
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
         try:
-            row = json.loads(line.decode())
+            # Not json.loads: its look for blanks at both ends costs as much as a short row.
+            decoded = line.decode()
+            row, end = _decode_json(decoded)
+            good = not decoded[end:].strip()
         except (ValueError, RecursionError):
+            good = False
+        if not good:
             row = _mended(line, path, number, reading)
             if row is _NO_ROW:
                 continue
+        text: str | None
         if type(row) is dict and type(text := row.get(field)) is str:
             # Half of a surrogate pair can come out of an escape alone.
             if b"\\u" in line and (text := _whole(text, path, number, reading)) is None:
@@ -158,8 +164,15 @@ def _mended(line: bytes, path: str, number: int, reading: Reading) -> Any:
     except RecursionError:
         reading.bad_row(f"{place}, is nested too deep to be read")
     except ValueError as error:
-        reading.bad_row(f"{place}, is not JSON: {error}")
+        reading.bad_row(f"{place}, {not_json(error)}")
     return _NO_ROW
+
+
+def not_json(error: ValueError) -> str:
+    """What is wrong with a text that `json` has refused with `error`."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not JSON: {error}"
+    return "has a number of too many digits to be read"  # what Python says of it is for programmers
 
 
 def _whole(text: str, path: str, number: int, reading: Reading) -> str | None:
@@ -184,7 +197,11 @@ def _field(row: Any, field: str, path: str, number: int, reading: Reading) -> st
         reading.bad_row(f"{path}, row {number}, is no object with fields but {_type(row)}")
         return None
     if field not in row:
-        raise DataError(missing_field(path, field, list(row), number))
+        message = missing_field(path, field, list(row), number)
+        if reading.on_error == "stop":
+            raise DataError(message)
+        reading.bad_row(message)
+        return None
     if row[field] is None:
         return ""
     reading.bad_row(f"{path}, row {number}: the field {field!r} is {_type(row[field])}, not text")
@@ -196,8 +213,8 @@ def missing_field(name: str, field: str, there: list[str], number: int = 0) -> s
     row = f", row {number}," if number else ""
     listed = ", ".join(map(repr, there[:20])) + (", …" if len(there) > 20 else "")
     return (
-        f"{name}{row} has no field {field!r}; it has {listed or 'none'}: set field to the one that "
-        "holds the text"
+        f"{name}{row} has no field {field!r}; it has {listed or 'none'}; name the one that holds "
+        "the text (--field, in a config data.field)"
     )
 
 
@@ -260,19 +277,23 @@ def _parquet(path: str, raw: IO[bytes], field: str, reading: Reading) -> Iterato
     import pyarrow.parquet as pq
 
     with contextlib.ExitStack() as stack:
-        file = raw
+        file, size = raw, os.fstat(raw.fileno()).st_size
         if _unpacked(path)[1]:
             # It is read from its end: what is compressed has to be unpacked first, onto the disk.
             file = stack.enter_context(tempfile.TemporaryFile(prefix="antiphon-"))
             with _opened(path, raw) as stream:
                 shutil.copyfileobj(stream, file, 1 << 20)
             file.seek(0)
-        size = os.fstat(raw.fileno()).st_size
         try:
             parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20)
             names = parquet.schema_arrow.names
             if field not in names:
                 raise DataError(missing_field(path, field, names))
+            if names.count(field) > 1:
+                raise DataError(
+                    f"{path} has {names.count(field)} columns of the name {field!r}, so it is not "
+                    "clear which is meant; rename all but one"
+                )
             check_text_type(parquet.schema_arrow.field(field).type, path, field)
             rows = max(parquet.metadata.num_rows, 1)
             number = told = 0
@@ -298,9 +319,10 @@ def check_text_type(kind: Any, name: str, field: str) -> None:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+    # By name, since not every release of Arrow has each of them; a column of nothing is "null".
+    if str(kind) not in ("string", "large_string", "string_view", "null"):
         raise DataError(
-            f"{name}: the field {field!r} is of type {kind}, not text; set field to another"
+            f"{name}: the field {field!r} is of type {kind}, not text; name another with --field"
         )
 
 
@@ -330,8 +352,10 @@ def texts_of(column: Any, name: str, before: int, reading: Reading) -> Iterator[
 
 def _unpacked(path: str) -> tuple[str, str]:
     """A path without the suffix of its compression, and that suffix."""
-    stem, suffix = os.path.splitext(path)
-    return (stem, suffix.lower()) if suffix.lower() in PACKED else (path, "")
+    if path.lower().endswith(PACKED):
+        stem, suffix = os.path.splitext(path)
+        return stem, suffix.lower()
+    return path, ""
 
 
 class _Watched(io.RawIOBase):
@@ -361,5 +385,10 @@ def _opened(path: str, raw: Any) -> Iterator[IO[bytes]]:
 
     # Arrow's streams take several members or frames in one file, and know one that was cut short.
     file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw, 1 << 18)
+    if not file.peek(1):
+        raise DataError(
+            f"{path} is cut short: it has 0 bytes, which is less than {packed} has of an empty "
+            "text; make or copy it again"
+        )
     with pa.CompressedInputStream(pa.PythonFile(file, "r"), _CODECS[packed]) as stream:
         yield io.BufferedReader(stream, 1 << 18)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpt.data.description import COUNTS, SPLITS
 from gpt.data.progress import Progress
-from gpt.data.shards import SPLITS, PreparedData, TokenArray
+from gpt.data.shards import PreparedData, TokenArray
 from gpt.errors import DataError
 from gpt.pieces import PieceWriter, readable
 from gpt.splitting import PATTERNS
@@ -58,10 +59,13 @@ def byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     )
 
 
-def blocks(array: TokenArray, bar: Progress | None = None) -> Iterator[npt.NDArray[np.int64]]:
-    """All ids of a split, some at a time."""
-    for start in range(0, len(array), BLOCK):
-        block = array[start : start + BLOCK]
+def blocks(
+    array: TokenArray, bar: Progress | None = None, first: int = 0, stop: int | None = None
+) -> Iterator[npt.NDArray[np.int64]]:
+    """The ids of a split from `first` up to `stop`, or all of them, some at a time."""
+    stop = len(array) if stop is None else stop
+    for start in range(first, stop, BLOCK):
+        block = array[start : min(start + BLOCK, stop)]
         yield block
         if bar is not None:
             bar.update(len(block) * array.dtype.itemsize)
@@ -73,30 +77,56 @@ def progress(what: str, arrays: list[TokenArray], show: bool) -> Progress:
     return Progress(what, size, show=show and size >= LONG_BYTES)
 
 
+def char_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+    """Characters that begin in each token: every byte but those that go on with one."""
+    sizes = [
+        sum(byte & 0xC0 != 0x80 for byte in tokenizer.token_bytes(token))
+        for token in range(tokenizer.n_vocab)
+    ]
+    return np.array(sizes, np.int64)
+
+
+def check_ids(
+    data: PreparedData, split: str, block: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> None:
+    """Raises DataError for an id that stands for nothing.
+
+    Args:
+        lengths: `byte_lengths` of the tokenizer.
+    """
+    if len(block) and (block.max() >= len(lengths) or lengths[block].min() == NOTHING):
+        raise _damaged(data, f"{split} has an id that its vocabulary has not")
+
+
 def verify(data: PreparedData, *, show: bool = True) -> None:
-    """Read every token and compare with what the folder says of itself.
+    """Read every token and compare with what the folder says of each source and split.
 
     Raises:
-        DataError: an id that is none, or other numbers of documents or bytes.
+        DataError: an id that is none, or another number of tokens, documents, bytes or characters.
     """
-    lengths = byte_lengths(data.tokenizer)
+    lengths, chars = byte_lengths(data.tokenizer), char_lengths(data.tokenizer)
     arrays = {split: getattr(data, split) for split in SPLITS}
     with progress("checking", [*arrays.values()], show) as bar:
         for split, array in arrays.items():
-            said = data.meta["splits"][split]
-            found = {"documents": 0, "bytes": 0, "max_id": -1}
-            for block in blocks(array, bar):
-                largest = int(block.max())
-                if largest >= len(lengths) or (sizes := lengths[block]).min() == NOTHING:
-                    raise _damaged(data, f"{split} has an id that its vocabulary has not")
-                found["documents"] += int((block == data.tokenizer.eot).sum())
-                found["bytes"] += int(sizes.sum())
-                found["max_id"] = max(found["max_id"], largest)
-            for name, value in found.items():
-                if said[name] != value:
-                    raise _damaged(
-                        data, f"{split} has {name} {value}, but meta.json says {said[name]}"
-                    )
+            largest = -1
+            for i, span in enumerate(data.sources):
+                found = dict.fromkeys(COUNTS, 0)
+                for block in blocks(array, bar, *getattr(span, split)):
+                    check_ids(data, split, block, lengths)
+                    found["tokens"] += len(block)
+                    found["documents"] += int((block == data.tokenizer.eot).sum())
+                    found["bytes"] += int(lengths[block].sum())
+                    found["chars"] += int(chars[block].sum())
+                    largest = max(largest, int(block.max()))
+                # Of the whole split they are sums of these: that is looked at when it is opened.
+                _compare(data, f"{split} of {span.name}", data.meta["spans"][i][split], found)
+            _compare(data, split, data.meta["splits"][split], {"max_id": largest})
+
+
+def _compare(data: PreparedData, where: str, said: dict[str, int], found: dict[str, int]) -> None:
+    for name, value in found.items():
+        if said[name] != value:
+            raise _damaged(data, f"{where} has {name} {value}, but meta.json says {said[name]}")
 
 
 def _damaged(data: PreparedData, what: str) -> DataError:
@@ -173,7 +203,7 @@ def summary(data: PreparedData) -> dict[str, Any]:
     """What the folder says of itself, as plain data."""
     meta, made = data.meta, data.tokenizer
     splits = {
-        split: {name: meta["splits"][split][name] for name in _COUNTED}
+        split: {name: meta["splits"][split][name] for name in COUNTS}
         | {"bytes_per_token": _ratio(meta["splits"][split])}
         for split in SPLITS
     }
@@ -202,11 +232,8 @@ def summary(data: PreparedData) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_COUNTED = ("tokens", "documents", "bytes", "chars")
-
-
-def _ratio(counts: dict[str, Any]) -> float:
-    return round(int(counts["bytes"]) / max(int(counts["tokens"]), 1), 4)
+def _ratio(counts: dict[str, int]) -> float:
+    return round(counts["bytes"] / max(counts["tokens"], 1), 4)
 
 
 def print_summary(data: PreparedData) -> None:
@@ -222,8 +249,8 @@ def print_summary(data: PreparedData) -> None:
     settings = ", ".join(f"{name} {value}" for name, value in found["settings"].items() if value)
     print(f"  settings   {settings}")
     print()
-    print(table(("", *_COUNTED, "bytes/token"), [
-        (split, *(f"{counts[name]:,}" for name in _COUNTED), f"{counts['bytes_per_token']:.2f}")
+    print(table(("", *COUNTS, "bytes/token"), [
+        (split, *(f"{counts[name]:,}" for name in COUNTS), f"{counts['bytes_per_token']:.2f}")
         for split, counts in found["splits"].items()
     ]))  # fmt: skip
     if len(data.sources) > 1:

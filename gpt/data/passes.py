@@ -1,11 +1,12 @@
 """The passes over a corpus: one counts, one learns a vocabulary if need be, one writes ids.
 
-**Memory.** No pass holds more than a part of the text. This process needs what the interpreter and
-the libraries take (some 100 MB, Arrow's included), the vocabulary, and up to `AHEAD` batches of
-512K characters for each worker (10 MB a worker for text in any script); each worker the
-interpreter, the vocabulary and three batches (some 100 MB with a small one). To this come the
-longest row of a source that has rows, and while a BPE is learned its table of different words,
-which comes from at most `LEARN_BYTES` of text.
+**Memory.** No pass holds more than a part of the text, whatever its size. This process takes some
+80 MB and 10 MB for each worker (up to `AHEAD` batches of 512K characters), a worker some 60 MB:
+2 GB of JSON Lines and two workers peak at 180 MB in all (`benchmarks/prepare.py`). To this come, in
+each process, the vocabulary where it is large (90 MB for 200,000 tokens); the longest row of a
+source that has rows; Arrow's library and a row group's pages for Parquet, datasets and compressed
+files; 100 bytes a file for its path; and while a BPE is learned its table of different words, which
+comes from at most `LEARN_BYTES` of text.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from gpt.data.decoding import Losses, Newlines, OnError, Reading
+from gpt.data.description import SPLITS
 from gpt.data.progress import Progress
-from gpt.data.shards import SPLITS, ShardWriter, dtype_for
+from gpt.data.shards import ShardWriter, dtype_for
 from gpt.data.sources import Corpus
-from gpt.data.split import Counts, Part, Split, utf8_length
+from gpt.data.split import WHOLE_DOCUMENTS, Counts, Part, Split, utf8_length
 from gpt.data.tokenizing import Batch, Encoded, batches, cut, encode_all
 from gpt.errors import DataError
 from gpt.files import sync_folder, write_atomically
@@ -148,14 +150,25 @@ class Job:
         looked_at = ", ".join(corpus.source.source for corpus in self.corpora)
         if not chars:
             documents = sum(counts.empty for counts in self._counts)
-            raise DataError(f"no text found: {documents} documents in {looked_at}, all empty")
+            left = f" ({self._losses.first})" if self._losses.first else ""
+            raise DataError(
+                f"no text found: {documents} documents in {looked_at}, all empty"
+                + (f", and {self._losses.rows} rows left out{left}" if left else "")
+            )
         if not all(
             any(Split(counts, self.val_fraction).has(split) for counts in self._counts)
             for split in SPLITS
         ):
+            share = self.val_fraction
+            if chars < WHOLE_DOCUMENTS or 1 <= chars * share <= chars - 1:
+                raise DataError(
+                    f"{looked_at} has {chars} characters in all, too few to train on some and hold "
+                    "out others; give more text"
+                )
             raise DataError(
-                f"{looked_at} has {chars} characters in all, too few to train on some and hold out "
-                "others; give more text"
+                f"val_fraction is {share}: of {chars} characters in {looked_at}, that "
+                f"{'holds out none' if share < 0.5 else 'leaves none to train on'}; give "
+                f"{'a larger' if share < 0.5 else 'a smaller'} fraction, or more text"
             )
         return alphabet or set()
 

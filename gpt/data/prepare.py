@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, get_args
 from gpt.data.decoding import Newlines, OnError
 from gpt.data.passes import Job, Vocabulary, all_cores
 from gpt.data.shards import FORMAT, PreparedData
-from gpt.data.sources import Source, SourceLike, as_sources, find_corpora, joint_name
+from gpt.data.sources import Source, SourceLike, as_sources, find_corpora, joint_name, passed_over
 from gpt.errors import ConfigError, DataError, TokenizerError
 from gpt.files import sync_folder
 from gpt.splitting import Splitter, split_pattern
@@ -106,7 +107,7 @@ def prepare(
         "on_error": on_error,
     }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    folder = Path(root).expanduser() / f"{joint_name(corpora)}-{key[:12]}"
+    folder = _root(root) / f"{joint_name(corpora)}-{key[:12]}"
     with contextlib.suppress(DataError):
         return _open(folder, sources)
     job = Job(
@@ -122,6 +123,8 @@ def prepare(
             temporary = folder.with_name(f".{folder.name}.tmp")
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
+            if progress:
+                _tell_of_other_files(sources)
             try:
                 job.run(temporary, {**identity, "fingerprint": key})
                 for before, now in zip(corpora, find_corpora(sources), strict=True):
@@ -142,6 +145,32 @@ def prepare(
             "or choose a folder that can be written"
         ) from None
     return _open(folder, sources)
+
+
+def _tell_of_other_files(sources: Sequence[Source]) -> None:
+    """A folder may hold more than what can be read; what is left out should be no surprise."""
+    others = passed_over(sources)
+    if others:
+        shown = ", ".join(others[:5])
+        more = f" and {len(others) - 5:,} more" if len(others) > 5 else ""
+        verb = "is" if len(others) == 1 else "are"
+        print(f"left out, since the kind {verb} not known: {shown}{more}", file=sys.stderr)
+
+
+def _root(given: str | Path) -> Path:
+    """Raises DataError for what can be no folder."""
+    if "\0" in str(given):
+        raise DataError(f"root is {str(given)!r}, but a name cannot have a NUL in it; leave it out")
+    root = Path(given).expanduser()
+    for path in (root, *root.parents):
+        if os.path.lexists(path):
+            if not path.is_dir():
+                raise DataError(
+                    f"cannot write prepared data to {root}: {path} is no folder; choose another "
+                    "root"
+                )
+            break
+    return root
 
 
 def _open(folder: Path, sources: Sequence[Source]) -> PreparedData:

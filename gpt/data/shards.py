@@ -19,11 +19,11 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from gpt.data.description import SPLITS, DamagedError, check
 from gpt.errors import DataError, TokenizerError
 from gpt.tokenizer import FILE_NAME, Tokenizer
 
 FORMAT = 2
-SPLITS = ("train", "val")
 
 
 class TokenArray:
@@ -143,52 +143,60 @@ class PreparedData:
             raise DataError(f"cannot read {folder}/meta.json: {error.strerror}") from None
         except (ValueError, RecursionError):
             raise DataError(f"{folder}/meta.json is damaged: it is not JSON; {again}") from None
+        version = meta.get("format") if isinstance(meta, dict) else None
+        if version is not None and version != FORMAT:
+            raise DataError(
+                f"{folder} is of format {repr(version)[:40]}, but this version reads {FORMAT}; "
+                f"{again}"
+            )
         try:
-            if meta["format"] != FORMAT:
-                raise DataError(
-                    f"{folder} is of format {meta['format']!r}, but this version reads {FORMAT}; "
-                    f"{again}"
-                )
-            arrays = {
-                split: _open_split(folder, meta["splits"][split]["shards"], meta["dtype"])
-                for split in SPLITS
-            }
+            check(meta)
             tokenizer = Tokenizer.load(folder / FILE_NAME)
             if tokenizer.fingerprint != meta["tokenizer"]["fingerprint"]:
                 raise DataError(
                     f"{folder}/{FILE_NAME} is not the one the ids were made with; {again}"
                 )
-            train, val = (meta["splits"][split] for split in SPLITS)
-            return cls(
-                folder, meta, tokenizer, arrays["train"], arrays["val"],
-                int(train["bytes"]), int(val["bytes"]), int(val["chars"]),
-                _spans(meta["spans"], {split: len(arrays[split]) for split in SPLITS}),
-            )  # fmt: skip
+            if meta["dtype"] != (wanted := dtype_for(tokenizer.n_vocab)):
+                raise DamagedError(
+                    f"dtype is {meta['dtype'][:40]!r}, but ids below {tokenizer.n_vocab} are in "
+                    f"{wanted!r}"
+                )
+            for split in SPLITS:
+                if (largest := meta["splits"][split]["max_id"]) >= tokenizer.n_vocab:
+                    raise DamagedError(
+                        f"splits.{split}.max_id is {largest}, but the vocabulary has "
+                        f"{tokenizer.n_vocab} ids"
+                    )
         except TokenizerError as error:
             raise DataError(f"{folder} is damaged: {error}; {again}") from None
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise DataError(f"{folder}/meta.json is damaged: a field is missing; {again}") from None
+        except DamagedError as error:
+            raise DataError(f"{folder}/meta.json is damaged: {error}; {again}") from None
+        train, val = (meta["splits"][split] for split in SPLITS)
+        return cls(
+            folder, meta, tokenizer,
+            _open_split(folder, train["shards"], meta["dtype"]),
+            _open_split(folder, val["shards"], meta["dtype"]),
+            train["bytes"], val["bytes"], val["chars"], _spans(meta["spans"]),
+        )  # fmt: skip
 
 
-def _spans(entries: list[dict[str, Any]], sizes: dict[str, int]) -> list[SourceSpan]:
+def _spans(entries: list[dict[str, Any]]) -> list[SourceSpan]:
     """The spans of all sources, which lie one after the other in each split."""
     spans = []
     at = dict.fromkeys(SPLITS, 0)
     for entry in entries:
         ranges = {}
         for split in SPLITS:
-            ranges[split] = (at[split], at[split] + int(entry[split]["tokens"]))
+            ranges[split] = (at[split], at[split] + entry[split]["tokens"])
             at[split] = ranges[split][1]
-        spans.append(SourceSpan(str(entry["source"]), 1.0, ranges["train"], ranges["val"]))
-    if at != sizes:
-        raise ValueError("the spans do not add up to the splits")
+        spans.append(SourceSpan(entry["source"], 1.0, ranges["train"], ranges["val"]))
     return spans
 
 
 def _open_split(folder: Path, shards: list[dict[str, Any]], dtype: str) -> TokenArray:
     for shard in shards:
         path = folder / shard["file"]
-        wanted = int(shard["tokens"]) * np.dtype(dtype).itemsize
+        wanted = shard["tokens"] * np.dtype(dtype).itemsize
         try:
             size = path.stat().st_size
         except OSError as error:
@@ -199,7 +207,7 @@ def _open_split(folder: Path, shards: list[dict[str, Any]], dtype: str) -> Token
                 "and prepare the data again"
             )
     return TokenArray(
-        [folder / shard["file"] for shard in shards], [int(s["tokens"]) for s in shards], dtype
+        [folder / shard["file"] for shard in shards], [s["tokens"] for s in shards], dtype
     )
 
 

@@ -101,7 +101,7 @@ def find_corpora(source: SourceLike | Sequence[SourceLike]) -> list[Corpus]:
     Raises:
         DataError: nothing of that name, or no text file in it.
     """
-    seen: set[str] = set()
+    seen: set[tuple[int, int]] = set()
     return [_find(one, seen) for one in as_sources(source)]
 
 
@@ -111,7 +111,7 @@ def joint_name(corpora: Sequence[Corpus]) -> str:
     return f"{corpora[0].name}-and-{more}-more" if more else corpora[0].name
 
 
-def _find(source: Source, seen: set[str]) -> Corpus:
+def _find(source: Source, seen: set[tuple[int, int]]) -> Corpus:
     given = source.source
     if given in NAMED:
         return _named(source)
@@ -130,16 +130,20 @@ def _find(source: Source, seen: set[str]) -> Corpus:
     listed: list[dict[str, Any]] = []
     total, digest = 0, hashlib.sha256()
     for path in _files(given):
-        real = os.path.realpath(path)
-        if real in seen:
+        try:
+            facts = os.stat(path)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from None
+        if (place := (facts.st_dev, facts.st_ino)) in seen:
             continue
-        seen.add(real)
-        facts = _facts(path)
+        seen.add(place)
         files.append(path)
-        total += facts["size"]
-        digest.update(f"{facts['path']}\0{facts['size']}\0{facts['mtime_ns']}\0".encode())
+        total += facts.st_size
+        where = os.path.abspath(path)
+        digest.update(os.fsencode(f"{where}\0{facts.st_size}\0{facts.st_mtime_ns}\0"))
         if len(listed) < _LISTED_FILES:
-            listed.append(facts)
+            entry = {"path": where, "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+            listed.append(entry)
     identity: dict[str, Any] = {"files": listed}
     if len(files) > _LISTED_FILES:
         identity |= {"count": len(files), "bytes": total, "sha256": digest.hexdigest()}
@@ -212,27 +216,31 @@ def _some(files: list[str], source: str) -> list[str]:
     return files
 
 
-def _folder(folder: str) -> list[str]:
+def passed_over(sources: Sequence[Source]) -> list[str]:
+    """The files in folders that were named which are of no kind that can be read, for a note."""
+    found: list[str] = []
+    for source in sources:
+        path = os.path.expanduser(source.source)
+        if source.source not in NAMED and os.path.isdir(path):
+            found += _folder(path, wanted=lambda name: kind_of(name) is None)
+    return found
+
+
+def _folder(folder: str, wanted: Callable[[str], object] = lambda name: kind_of(name)) -> list[str]:
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot read the folder {error.filename}: {error.strerror}")
 
     found = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            os.path.join(parent, name)
-            for name in files
-            if not name.startswith(".") and kind_of(name)
-        ]
-    return sorted(found)
+        chosen = [name for name in files if not name.startswith(".") and wanted(name)]
+        found += [os.path.join(parent, name) for name in chosen]
+    return sorted(path for path in found if not _waits(path))
 
 
-def _facts(path: str) -> dict[str, Any]:
-    try:
-        facts = os.stat(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    return {"path": os.path.abspath(path), "size": facts.st_size, "mtime_ns": facts.st_mtime_ns}
+def _waits(path: str) -> bool:
+    """Whether it is there but is no regular file: a pipe or a socket, say, would wait for ever."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _short_name(given: str) -> str:

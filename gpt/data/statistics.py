@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpt.data.inspection import NOTHING, blocks, byte_lengths, progress, table
+from gpt.data.description import SPLITS
+from gpt.data.inspection import NOTHING, blocks, byte_lengths, check_ids, progress, table
 from gpt.data.progress import Progress
-from gpt.data.shards import SPLITS, PreparedData
+from gpt.data.shards import PreparedData
 from gpt.pieces import readable
 from gpt.tokenizer import Tokenizer
 from gpt.transcript import spelt
@@ -178,9 +179,11 @@ def of_prepared(folder: Path, split: str | None = None, *, show: bool = True) ->
     splits = SPLITS if split is None else (split,)
     found = Statistics(f"{folder} ({' and '.join(splits)})", data.tokenizer)
     arrays = {name: getattr(data, name) for name in splits}
+    lengths = byte_lengths(data.tokenizer)
     with progress("counting", [*arrays.values()], show) as bar:
         for name, ids in arrays.items():
             for block in blocks(ids, bar):
+                check_ids(data, name, block, lengths)
                 found.add(block, name)
     return found
 

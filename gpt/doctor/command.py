@@ -11,6 +11,7 @@ from gpt.arguments import CommandParser, examples
 from gpt.doctor import hardware, places, software
 from gpt.doctor.report import Finding, as_json, as_text, guarded, healthy, reason, summary
 from gpt.doctor.trial import MEASURE, Tried, run_trial
+from gpt.terminal import shows_colour
 
 DESCRIPTION = """\
 Look at this machine: what is there, what is missing, what to do about it.
@@ -44,7 +45,7 @@ def main(argv: list[str], prog: str = "antiphon doctor") -> int:
     """Print the report. Returns 0 if nothing needed is broken, else 1."""
     args = build_parser(prog).parse_args(argv)
     findings: list[Finding] = []
-    colour = places.colours()
+    colour = shows_colour(sys.stdout)
     topic = ""
     for finding in examine(fast=args.fast):
         findings.append(finding)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpt.data.named import NAMED, FileCorpus, WheelCorpus, cache_folder
 from gpt.doctor.report import Finding, count
+from gpt.terminal import shows_colour
 
 TOPIC = "Places"
 PORT = 50051
@@ -127,7 +128,7 @@ def port(number: int = PORT) -> Iterator[Finding]:
 
 def terminal() -> Iterator[Finding]:
     """Whether text comes in colour and in every script."""
-    coloured = colours()
+    coloured = shows_colour(sys.stdout)
     if not sys.stdout.isatty():
         found = "standard output is no terminal: no colours, no bars"
     elif coloured:
@@ -144,13 +145,4 @@ def terminal() -> Iterator[Finding]:
         f"{found}; writes {encoding}",
         "" if utf8 else "PYTHONUTF8=1 lets every character through",
         {"colours": coloured, "encoding": encoding},
-    )
-
-
-def colours() -> bool:
-    """Whether standard output takes colours (https://no-color.org)."""
-    return (
-        sys.stdout.isatty()
-        and not os.environ.get("NO_COLOR")
-        and os.environ.get("TERM") not in (None, "", "dumb")
     )

@@ -233,7 +233,7 @@ def encodings() -> Iterator[Finding]:
         "tiktoken cache",
         "note",
         f"{found}; not {', '.join(missing)}",
-        "each is downloaded when it is first used; without a network `antiphon tokenize "
+        "each is downloaded when it is first used; without a network `antiphon tokenize hi "
         f"--tokenizer {missing[0]}` says which files to bring, and TIKTOKEN_CACHE_DIR where they "
         "are. bpe, bytes and chars need none of this",
         facts,

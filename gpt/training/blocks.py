@@ -1,13 +1,14 @@
 """Batches of blocks cut from a token stream: shuffled for training, in order for evaluation.
 
 Both loaders are plain iterables with a length. A batch is a few slices of the memory-mapped stream,
-tens of microseconds, so there are no workers to start, feed or lose.
+a tenth of a millisecond, so there are no worker processes to start, feed or lose.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -118,12 +119,24 @@ class TrainBlocks:
         return ENDLESS
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go on from where the state stands; a second iterator goes on where the first was left."""
-        while True:
-            first = self._drawn + self.rank * self.batch_size
-            # Counted before the batch is handed out: a checkpoint is saved while it is in use.
-            self._drawn += self.world_size * self.batch_size
-            yield self.batch(first)
+        """Go on from where the state stands; a second iterator goes on where the first was left.
+
+        While a batch is trained on, a thread cuts the next one, so that a slow disk is not waited
+        for. What it has cut is in no state: a batch counts as drawn when it is handed out.
+        """
+        step = self.world_size * self.batch_size
+        with ThreadPoolExecutor(1, thread_name_prefix="antiphon-blocks") as thread:
+            next_first, ahead = -1, None
+            while True:
+                first = self._drawn + self.rank * self.batch_size
+                if ahead is None or next_first != first:  # at the start; after a change of state
+                    ahead = thread.submit(self.batch, first)
+                batch = ahead.result()
+                # Counted before the batch is handed out: a checkpoint is saved while it is in use.
+                self._drawn += step
+                next_first = first + step
+                ahead = thread.submit(self.batch, next_first)
+                yield batch
 
     def batch(self, first: int) -> Batch:
         """The blocks numbered `first` and up, counted from the beginning of the run."""
@@ -160,7 +173,8 @@ class TrainBlocks:
         random = self._random(epoch, stream)
         offset = random.integers(stop - start)
         order = random.permutation((stop - start) // self.block_size)
-        return start + (offset + order * self.block_size) % (stop - start)
+        cuts: np.ndarray = start + (offset + order * self.block_size) % (stop - start)
+        return cuts
 
     def _mix(self, epoch: int) -> np.ndarray:
         """The blocks of one epoch of all rings that are mixed, each going on where it was left."""

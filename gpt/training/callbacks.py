@@ -24,6 +24,7 @@ from gpt.training.checkpoints import RunCheckpoints
 from gpt.training.ema import averaged
 from gpt.training.module import GPTModule
 from gpt.training.progress import say
+from gpt.training.tensorboard import TensorBoard
 from gpt.training.throughput import is_logging_step
 
 
@@ -93,11 +94,11 @@ class SampleText(Callback):
         )
         self.path: Path | None = None
         """Where samples are appended; the trainer's command line gives it."""
-        self._size: int | None = None
+        self._size: int | None = None  # of what a resumed run keeps
 
     def state_dict(self) -> dict[str, Any]:
-        there = self.path is not None and self.path.is_file()
-        return {"size": self.path.stat().st_size if there and self.path is not None else None}
+        path = self.path
+        return {"size": path.stat().st_size if path is not None and path.is_file() else 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._size = state_dict["size"]
@@ -138,7 +139,7 @@ class SampleText(Callback):
         gpt.eval()
         try:
             for prompt in self.prompts:
-                self._show(trainer.global_step, prompt, self._continue(pl_module, prompt))
+                self._show(trainer, prompt, self._continue(pl_module, prompt))
         finally:
             gpt.train(training)
 
@@ -157,13 +158,18 @@ class SampleText(Callback):
             # A sample is no reason to lose a run.
             return f" [no sample: {error}]"
 
-    def _show(self, step: int, prompt: str, text: str) -> None:
+    def _show(self, trainer: L.Trainer, prompt: str, text: str) -> None:
+        step = trainer.global_step
         block = f"--- step {step}\n{prompt}{text}\n"
         say(block)
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(f"{block}\n")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoard):
+                number = f" {self.prompts.index(prompt) + 1}" if len(self.prompts) > 1 else ""
+                logger.log_text(f"sample{number}", f"{prompt}{text}", step)
 
 
 class Stopped(KeyboardInterrupt):

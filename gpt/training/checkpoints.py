@@ -30,6 +30,7 @@ from gpt.training.storage import (
     DurableCheckpointIO,
     put_in_place,
     read_checkpoint,
+    remove_products,
     replace_with_copy,
 )
 from gpt.training.throughput import is_logging_step
@@ -62,7 +63,8 @@ class RunCheckpoints(Checkpoint):
     the lowest validation loss.
 
     Each is replaced atomically and flushed to the disk first. A run that begins anew in an old
-    run's folder takes the place of its checkpoints with its own first, not before.
+    run's folder takes the place of its checkpoints, and takes away the model made of them, with its
+    own first, not before.
 
     Args:
         run: the run's folder.
@@ -128,6 +130,9 @@ class RunCheckpoints(Checkpoint):
                     f"{parts} batches"
                 )
         self._saved_at = self.clock()
+        anew = self._saved_step is None and self.run.last.is_file()
+        if anew and trainer.is_global_zero and not is_trial(trainer):
+            self.run.begun.touch()  # so that --resume does not take the other run's for this one's
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._saved_step is None:
@@ -225,12 +230,14 @@ class RunCheckpoints(Checkpoint):
             trainer.save_checkpoint(scratch)
             if trainer.is_global_zero:
                 if first:  # what lies here is of an earlier run
+                    remove_products(self.run)
                     self.run.previous.unlink(missing_ok=True)
                     if self.best_step is None:
                         self.run.best.unlink(missing_ok=True)
                 put_in_place(scratch, self.run.last, None if first else self.run.previous)
                 if self._new_best:
                     replace_with_copy(self.run.last, self.run.best)
+                self.run.begun.unlink(missing_ok=True)
         except OSError as error:
             scratch.unlink(missing_ok=True)
             raise CheckpointError(

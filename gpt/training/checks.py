@@ -65,6 +65,8 @@ def tell_of_earlier_run(run: RunFolder) -> None:
     except (CheckpointError, KeyError):
         length = "unknown length"
     print(
-        f"{run.path} holds a run of {length}; starting over (to go on with it: --resume)",
+        f"{run.path} holds a run of {length}; starting over (to go on with it: --resume). Its "
+        "checkpoints and model are replaced at the first save, its metrics and samples now; "
+        "another --name keeps them",
         file=sys.stderr,
     )

@@ -1,7 +1,8 @@
 """`python train.py fit | validate | test`, and `antiphon train …`: LightningCLI around the trainer.
 
-Flags win over the YAML file, the YAML file over the preset, the preset over the defaults. Nothing
-that a checkpoint remembers overrides what is given here.
+Flags win over the YAML file, the YAML file over the preset that it names, the preset over the
+defaults. A preset that is a flag wins over the file too. Nothing that a checkpoint remembers
+overrides what is given here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lightning.pytorch.loggers import Logger
 
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError, UserError
+from gpt.evaluation import describe
 from gpt.files import write_atomically
 from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly
 from gpt.training.checkpoints import CheckpointSchedule, ExportModel, RunCheckpoints, is_trial
@@ -30,11 +32,14 @@ from gpt.training.checks import (
     check_steps_left,
     tell_of_earlier_run,
 )
+from gpt.training.command import command_of
 from gpt.training.complaints import naming_the_file
 from gpt.training.data import TextDataModule
 from gpt.training.diagnosis import Diagnosis
+from gpt.training.early_stopping import StopEarly
 from gpt.training.ema import EMA
 from gpt.training.guard import LossGuard
+from gpt.training.hooks import skip_empty_hooks
 from gpt.training.loggers import (
     MetricsCSV,
     Wandb,
@@ -43,17 +48,23 @@ from gpt.training.loggers import (
     make_wandb_logger,
     wandb_mode,
 )
+from gpt.training.lr_find import RangeTrainer, check_range, fit_arguments, range_options
+from gpt.training.memory import MemoryCheck
 from gpt.training.module import GPTModule
 from gpt.training.parser import (
     Parser,
     UsageError,
     describe_subcommands,
+    gives_preset,
     parser_kwargs,
     with_config_paths,
+    with_preset,
 )
 from gpt.training.progress import RunProgress, say
+from gpt.training.record import RunRecord
 from gpt.training.run import RunFolder
 from gpt.training.storage import find_last_good, read_checkpoint
+from gpt.training.tensorboard import TensorBoard
 from gpt.training.throughput import Throughput
 
 INTERRUPTED = 130
@@ -108,7 +119,7 @@ class TrainCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         own = {"model", "datamodule", "weights_only", "verbose"}
         loaders = {"dataloaders", "train_dataloaders", "val_dataloaders"}
-        return dict.fromkeys(("fit", "validate", "test"), own | loaders)
+        return dict.fromkeys(("fit", "validate", "test", "lr-find"), own | loaders)
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """Lightning would list them with what its own docstrings say."""
@@ -139,6 +150,12 @@ class TrainCLI(LightningCLI):
             "on without a key records offline.",
         )
         parser.add_argument(
+            "--tensorboard",
+            type=bool,
+            default=True,
+            help="Write curves and samples for TensorBoard into the run's folder.",
+        )
+        parser.add_argument(
             "--resume",
             action=ActionYesNo,
             default=False,
@@ -149,6 +166,7 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(LossGuard, "guard")
         parser.add_lightning_class_args(SampleText, "samples")
         parser.add_lightning_class_args(Diagnosis, "diagnosis")
+        parser.add_lightning_class_args(StopEarly, "early_stopping")
         parser.link_arguments("model.config.block_size", "data.block_size")
         parser.link_arguments("seed_everything", "data.seed")
 
@@ -156,13 +174,19 @@ class TrainCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse twice if a preset is named: its values become the defaults of the second time."""
-        self.config = parser.parse_args(args)
+        self.arguments = list(args)
+        showing = [word for word in args if word.partition("=")[0] == "--print_config"]
+        # Shown is what the second time makes of it.
+        self.config = parser.parse_args([word for word in args if word not in showing])
         given = self.config[self.config.subcommand]
         if given.model.preset is not None:
             values = GPTConfig.preset(given.model.preset).to_dict()
             self._subcommand_parsers[self.config.subcommand].set_defaults(
                 {f"model.config.{name}": value for name, value in values.items()}
             )
+            if gives_preset(self.arguments):
+                args = with_preset(self.arguments, given.model.preset)
+        if showing or given.model.preset is not None:
             self.config = parser.parse_args(args)
             given = self.config[self.config.subcommand]
         if not 0 <= given.seed_everything <= MAX_SEED:
@@ -197,6 +221,10 @@ class TrainCLI(LightningCLI):
             config.ckpt_path = None if self.resume_from is None else str(self.resume_from)
         elif self.subcommand == "fit":
             self.resume_from = None if given is None else self.run_folder.checkpoint(str(given))
+        elif self.subcommand == "lr-find":
+            check_range(
+                config.min_lr, config.max_lr, config.steps, given, trial=trainer.fast_dev_run
+            )
         else:
             self.resume_from = self.run_folder.checkpoint("best" if given is None else str(given))
 
@@ -205,7 +233,7 @@ class TrainCLI(LightningCLI):
         for problem in problems:
             say(problem)
         if found is None:
-            why = "none of its checkpoints is whole" if problems else "it has no checkpoint"
+            why = "no whole checkpoint of its own" if problems else "it has no checkpoint"
             say(f"nothing to resume in {self.run_folder.path}: {why}; starting from the beginning")
         return found
 
@@ -224,13 +252,19 @@ class TrainCLI(LightningCLI):
             own |= {"logger": False, "enable_checkpointing": False}
         own["callbacks"] = [*_as_list(given.get("callbacks")), *callbacks]
         try:
-            return super().instantiate_trainer(**own, **kwargs)
-        except (MisconfigurationException, ValueError) as error:
+            if self.subcommand == "lr-find":
+                # Without what belongs to a run: it would be written over, or stop the sweep.
+                own |= {**range_options(self.config[self.subcommand].steps), "callbacks": bar}
+                return RangeTrainer(**{**given, **own, **kwargs})
+            trainer = super().instantiate_trainer(**own, **kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
             raise ConfigError(
                 f"trainer.accelerator is {given.accelerator}, trainer.devices {given.devices}, "
                 f"trainer.strategy {given.strategy}, which cannot be had here (auto takes what "
                 f"there is): {error}"
             ) from None
+        skip_empty_hooks(trainer.callbacks, self.model)  # type: ignore[attr-defined]
+        return trainer
 
     def _fit_parts(self, bar: list[Callback]) -> tuple[list[Callback], list[Logger]]:
         run = self.run_folder
@@ -246,16 +280,20 @@ class TrainCLI(LightningCLI):
         checkpoints = RunCheckpoints(run, self._get(self.config_init, "checkpoint"), guard)
         self.stop = StopCleanly(checkpoints)
         callbacks: list[Callback] = [
+            MemoryCheck(),
             Throughput(),
             FinalValidation(),
             *bar,  # after what it shows has been logged
             self.stop,
+            RunRecord(run),
             ExportModel(run, checkpoints),
             checkpoints,
         ]
         if self.model.optimizer_config.ema_decay:
             callbacks.insert(0, EMA(self.model.optimizer_config.ema_decay))
         loggers: list[Logger] = [MetricsCSV(run.metrics, keep=self.steps_done)]
+        if self._get(self.config, "tensorboard"):
+            loggers.append(TensorBoard(run.path / "tensorboard", keep=self.steps_done))
         mode = wandb_mode(self._get(self.config, "wandb"))
         run_id = WandbRunId.of(checkpoint)
         if mode is not None or WandbRunId.kept(checkpoint):
@@ -314,19 +352,25 @@ class TrainCLI(LightningCLI):
         self.trainer.test(model, datamodule=datamodule, ckpt_path=self.resume_from, verbose=False)
         self._report(model)
 
+    def lr_find(self, model: GPTModule, datamodule: TextDataModule, **settings: Any) -> None:
+        run = self.run_folder
+        run.create()
+        try:
+            found = self.trainer.lr_find(model, datamodule, **settings)  # type: ignore[attr-defined]
+        except SystemExit:
+            raise KeyboardInterrupt from None
+        finally:
+            run.remove_if_empty()
+        if self.trainer.is_global_zero:
+            found.report(run, [command_of(self.parser.prog), *fit_arguments(self.arguments)])
+
     def _report(self, model: GPTModule) -> None:
         found = model.evaluation
         assert found is not None
-        text = "part of it" if found.text_bytes is None else f"{found.text_bytes:,} bytes"
-        lines = [
-            f"checkpoint     {self.resume_from}",
-            f"held-out text  {found.targets:,} tokens, {text}",
-            f"loss           {found.loss:.6f} nats per token",
-            f"perplexity     {found.perplexity:.4f}",
-        ]
-        if found.bits_per_byte is not None:
-            lines.append(f"bits per byte  {found.bits_per_byte:.6f}")
-        say("\n".join(lines))
+        say(describe(found, text="held-out text", checkpoint=self.resume_from))
+
+
+setattr(TrainCLI, "lr-find", TrainCLI.lr_find)  # where LightningCLI looks for it
 
 
 class _Built(Exception):  # noqa: N818 - carries the parser out of LightningCLI's constructor
@@ -356,6 +400,7 @@ def _start(kind: type[TrainCLI], argv: list[str], prog: str) -> None:
         GPTModule,
         TextDataModule,
         args=argv,
+        trainer_class=RangeTrainer,
         parser_class=Parser,
         parser_kwargs=parser_kwargs(prog),
         trainer_defaults=TRAINER_DEFAULTS,

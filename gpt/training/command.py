@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from gpt.arguments import CommandParser, examples
 
@@ -21,11 +22,11 @@ one (--config shakespeare-tiny), and flags win over it."""
 
 SUBCOMMANDS = {
     "fit": (
-        "Train a model on text; --ckpt_path last goes on with an earlier run.",
+        "Train a model on text; --resume goes on with a run that was cut.",
         (
             "--config shakespeare-tiny",
             "--config shakespeare-tiny --data.source 'texts/*.txt' --name mine",
-            "--config runs/mine/config.yaml --ckpt_path last --trainer.max_steps 2000",
+            "--config runs/mine/config.yaml --resume",
         ),
     ),
     "validate": (
@@ -35,6 +36,13 @@ SUBCOMMANDS = {
     "test": (
         "The same as validate: there is one held-out text, measured whole.",
         ("--config runs/mine/config.yaml", "--config runs/mine/config.yaml --ckpt_path last"),
+    ),
+    "lr-find": (
+        "Look for a learning rate: train a little at rates that grow, and plot the loss.",
+        (
+            "--config shakespeare-tiny",
+            "--config runs/mine/config.yaml --min_lr 1e-5 --max_lr 0.3 --steps 100",
+        ),
     ),
 }
 
@@ -70,6 +78,12 @@ COMMON: dict[str, tuple[Flag, ...]] = {
             "CKPT",
             "best, last or a file: what fit goes on with, or what is measured",
             fit_only=False,
+        ),
+        Flag(
+            "--resume",
+            "",
+            "go on with the last good checkpoint, or begin if there is none; the same command can "
+            "be given again after a crash",
         ),
         Flag("--seed_everything", "N", "seed of weights, data order and dropout", 1337),
         Flag("--wandb", "{auto,on,off}", "record the run with Weights & Biases", "auto"),
@@ -117,6 +131,39 @@ COMMON: dict[str, tuple[Flag, ...]] = {
 }
 
 
+SEARCH = (
+    Flag("--min_lr", "X", "rate of the first step", 1e-06),
+    Flag("--max_lr", "X", "rate of the last step", 1.0),
+    Flag("--steps", "N", "steps from one to the other", 150),
+)
+NOT_IN_SEARCH = {
+    "--ckpt_path",
+    "--resume",
+    "--wandb",
+    "--model.optimizer.lr",
+    "--model.optimizer.warmup_steps",
+    "--trainer.max_steps",
+    "--trainer.val_check_interval",
+}
+
+
+def flags_of(subcommand: str) -> dict[str, tuple[Flag, ...]]:
+    """What the short help of a subcommand shows, by group."""
+    searches = subcommand == "lr-find"
+    shown = {
+        title: tuple(
+            flag
+            for flag in flags
+            if (subcommand == "fit" or searches or not flag.fit_only)
+            and not (searches and flag.name in NOT_IN_SEARCH)
+        )
+        for title, flags in COMMON.items()
+    }
+    if searches:
+        shown = {"the range": SEARCH} | shown
+    return {title: flags for title, flags in shown.items() if flags}
+
+
 def command_of(prog: str) -> str:
     """How the program is called: a script needs its interpreter."""
     return f"python {prog}" if prog.endswith(".py") else prog
@@ -134,7 +181,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
         )
         + f"\n\n{command} fit --help shows the flags used most, {command} fit {FULL_HELP} all.",
     )
-    subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND")
+    subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", prog=command)
     for name, (description, lines) in SUBCOMMANDS.items():
         below = subparsers.add_parser(
             name,
@@ -143,13 +190,14 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
             description=description,
             epilog=examples(*(f"{command} {name} {line}" for line in lines)),
         )
-        for title, flags in COMMON.items():
-            shown = [flag for flag in flags if name == "fit" or not flag.fit_only]
-            group = below.add_argument_group(title) if shown else None
-            for flag in shown:
-                assert group is not None
+        for title, flags in flags_of(name).items():
+            group = below.add_argument_group(title)
+            for flag in flags:
                 default = "" if flag.default is None else f" (default: {flag.default})"
-                group.add_argument(flag.name, metavar=flag.metavar, help=flag.help + default)
+                shape: dict[str, Any] = {"metavar": flag.metavar}
+                if not flag.metavar:
+                    shape = {"action": "store_true"}
+                group.add_argument(flag.name, help=flag.help + default, **shape)
         group = below.add_argument_group("more")
         group.add_argument("--print_config", action="store_true", help="show all settings and end")
         group.add_argument(

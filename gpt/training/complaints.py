@@ -17,6 +17,17 @@ WRONG_VALUE = re.compile(
     r"Parser key \"([^\"]+)\":(.*?)(?:Got value|Given value): (.*?)\s*$", re.DOTALL
 )
 SETTING = re.compile(r"there is no setting ([^\s;]+)|(\S+) is '")
+TYPE = re.compile(r"<class '(\w+)'>")
+WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list, as [a, b]",
+    "tuple": "a list, as [a, b]",
+    "dict": "settings with names, as {a: 1}",
+    "str": "text",
+    "NoneType": "null",
+}
 LITERAL = re.compile(r"Literal\[([^\]]*)\]")
 
 
@@ -43,7 +54,7 @@ def explain(message: str, options: list[str]) -> str:
         ]
         allowed = list(dict.fromkeys(allowed))
         if not allowed:
-            return message
+            return _in_words(name, value, wrong[2]) or message
         near = difflib.get_close_matches(value, allowed, n=1)
         message = f"{name} is {value!r}, but must be one of {', '.join(allowed)}"
         return message + (f"; did you mean {near[0]}?" if near else "")
@@ -54,11 +65,27 @@ def explain(message: str, options: list[str]) -> str:
     return message
 
 
+def _in_words(name: str, value: str, expected: str) -> str | None:
+    """A complaint about the type of a value, or None if a type has no words here."""
+    expected = expected.partition("Given value type")[0]
+    types = list(dict.fromkeys(TYPE.findall(expected)))
+    if not types or not all(kind in WORDS for kind in types):
+        return None
+    if "float" in types and "int" in types:
+        types.remove("int")
+    first, *others = (WORDS[kind] for kind in types)
+    return f"{name} is {value!r}, but must be {' or '.join([first, *others])}"
+
+
 def nearest(given: str, options: list[str]) -> str | None:
-    """The option that was probably meant: one with the same last part, or one spelt nearly so.
+    """The option that was probably meant: one begun so (seed), one with the same last part, or one
+    spelt nearly so.
 
     Of several with the same last part it is the one whose whole name is nearest.
     """
+    begun = [name for name in options if "." not in name and name.startswith(f"{given}_")]
+    if begun:
+        return begun[0]
     last = given.removeprefix("--").rpartition(".")[2]
     same = [name for name in options if name.removeprefix("--").rpartition(".")[2] == last]
     if same:

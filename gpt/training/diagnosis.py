@@ -22,14 +22,12 @@ from torch import Tensor
 from gpt.diagnosis import gradient_norms, measure
 from gpt.errors import ConfigError
 from gpt.files import write_atomically
+from gpt.training.blocks import Tokens
 from gpt.training.checkpoints import is_trial
 from gpt.training.module import GPTModule
 from gpt.training.progress import say
 from gpt.training.symptoms import Setting, Snapshot, Symptoms
 from gpt.training.throughput import is_logging_step
-
-COUNTED_TOKENS = 1_000_000
-"""Of the training text, for the entropy of token frequencies."""
 
 
 class Diagnosis(Callback):
@@ -67,18 +65,20 @@ class Diagnosis(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        if self.every_n_steps is None or is_trial(trainer):
+        if is_trial(trainer):
             return
         self._losses.clear()
         self._resumed = trainer.global_step > 0
         if self.path is not None and trainer.is_global_zero and not self._resumed:
             with contextlib.suppress(OSError):  # what is wrong is said when a line is to be written
                 self.path.unlink()  # of an earlier run in this folder
+        if self.every_n_steps is None:
+            return
         self.symptoms = Symptoms(
             Setting(
                 pl_module.config,
                 pl_module.optimizer_config,
-                frequency_entropy(pl_module.data.prepared.train[:COUNTED_TOKENS]),
+                frequency_entropy(pl_module.data.prepared.train),
             )
         )
 
@@ -172,9 +172,18 @@ class Diagnosis(Callback):
         return b"".join(kept)
 
 
-def frequency_entropy(ids: np.ndarray) -> float:
-    """Nats per token of a model that knows how frequent the tokens are and nothing else."""
-    counts = np.bincount(np.asarray(ids).astype(np.int64))
+def frequency_entropy(tokens: Tokens, most: int = 1_000_000, pieces: int = 50) -> float:
+    """Nats per token of a model that knows how frequent the tokens are and nothing else.
+
+    Args:
+        tokens: the training text; of a long one, `pieces` that lie evenly over it are counted.
+        most: tokens to count.
+    """
+    n = len(tokens)
+    size = n if n <= most else most // pieces
+    starts = range(0, n, n // pieces) if n > most else [0]
+    ids = np.concatenate([np.asarray(tokens[at : at + size]) for at in starts])
+    counts = np.bincount(ids.astype(np.int64))
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
 

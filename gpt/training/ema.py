@@ -135,14 +135,14 @@ def use_trained_weights(checkpoint: dict[str, Any]) -> None:
 def averaged(trainer: L.Trainer, module: L.LightningModule) -> Iterator[None]:
     """The model with its averaged weights, if the run averages them."""
     ema = next((c for c in trainer.callbacks if isinstance(c, EMA)), None)  # type: ignore[attr-defined]
-    inside = ema is None or ema._trained is not None
-    if not inside:
-        ema.swap_in(module)
+    if ema is None or ema._trained is not None:
+        yield
+        return
+    ema.swap_in(module)
     try:
         yield
     finally:
-        if not inside:
-            ema.swap_out(module)
+        ema.swap_out(module)
 
 
 def _parameters(module: L.LightningModule) -> list[tuple[str, torch.nn.Parameter]]:

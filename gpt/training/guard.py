@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -149,6 +150,9 @@ class LossGuard(Callback):
             {"block": n, "epoch": n // loader.blocks_per_epoch, "start": block_start(loader, n)}
             for n in range(step.first, step.end)
         ]
+        module = trainer.lightning_module
+        assert isinstance(module, GPTModule)
+        folder = shlex.quote(str(module.data.prepared.folder))
         starts = ", ".join(str(block["start"]) for block in blocks[:SHOWN])
         listed = ""
         if len(blocks) > SHOWN:
@@ -161,7 +165,8 @@ class LossGuard(Callback):
         raise DivergedError(
             f"the {what} at step {step.number}: training diverged. Its batch is blocks "
             f"{step.first} to {step.end - 1} (epoch {blocks[0]['epoch']}): {loader.block_size} "
-            f"training tokens each from {starts}{listed}. Nothing of it was saved; "
+            f"training tokens each from {starts}{listed}; look with: antiphon data inspect "
+            f"{folder} --at {blocks[0]['start']}. Nothing of it was saved; "
             f"{self.last_good}. {_ADVICE}{off_switch}"
         )
 
@@ -196,7 +201,7 @@ def _numbers(steps: list[_Step], trainer: L.Trainer) -> list[tuple[float, float]
     device = trainer.strategy.root_device
     losses = torch.stack([step.loss.to(device).double() for step in steps])
     if trainer.world_size > 1:
-        losses = trainer.strategy.reduce(losses, reduce_op="mean")  # type: ignore[assignment]
+        losses = trainer.strategy.reduce(losses, reduce_op="mean")
     norms = [
         torch.zeros_like(losses[0]) if step.norm is None else _whole(step.norm).to(losses)
         for step in steps

@@ -4,7 +4,8 @@ Smith, "Cyclical learning rates for training neural networks", arXiv 1506.01186,
 rate grows by the same factor from each step to the next. At first nothing happens; then the loss
 falls, fastest where steps are large and still agree with each other; then it turns and goes off.
 Suggested is the rate of the steepest fall of the smoothed loss over the logarithm of the rate. A
-tenth of the rate at the lowest loss, the other usual choice, is shown beside it.
+tenth of the rate at the lowest loss, the other usual choice, is shown beside it. Both are places to
+begin: the test has neither the warm-up nor the decay of a run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import ConfigError
 from gpt.files import write_atomically
@@ -67,7 +67,7 @@ class RangeTrainer(L.Trainer):
         sweep = RangeSweep(min_lr, max_lr, steps)
         self.callbacks.insert(0, sweep)  # type: ignore[attr-defined]
         self.fit(model, datamodule=datamodule)
-        return RangeTest(np.array(sweep.rates), np.array(sweep.losses), steps)
+        return RangeTest(np.array(sweep.rates), np.array(sweep.losses), steps, sweep.went_off)
 
 
 # The command's name has a hyphen, and LightningCLI takes it for that of the method.
@@ -85,8 +85,15 @@ def range_options(steps: int) -> dict[str, Any]:
     }
 
 
-def check_range(min_lr: float, max_lr: float, steps: int, ckpt_path: str | None = None) -> None:
-    """Raises ConfigError for a range that is none, too few steps, or a checkpoint."""
+def check_range(
+    min_lr: float, max_lr: float, steps: int, ckpt_path: str | None = None, *, trial: object = False
+) -> None:
+    """Raises ConfigError for a range that is none, too few steps, or what makes no sense here: a
+    checkpoint, and a trial of a few steps (`fast_dev_run`)."""
+    if trial:
+        raise ConfigError(
+            f"trainer.fast_dev_run is {trial}, but a range is searched in --steps; leave it out"
+        )
     if ckpt_path is not None:
         raise ConfigError(
             f"ckpt_path is {ckpt_path}, but lr-find begins with new weights; leave it out"
@@ -106,6 +113,7 @@ class RangeSweep(Callback):
         self.min_lr, self.max_lr, self.steps = min_lr, max_lr, steps
         self.rates: list[float] = []
         self.losses: list[float] = []
+        self.went_off = False
         self._mean = self._weight = 0.0
         self._lowest = math.inf
 
@@ -130,7 +138,8 @@ class RangeSweep(Callback):
         # The loss of a step is that of the weights before it: the rates before brought it about.
         self.rates.append(self.rate(trainer.global_step - 1))
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
-        if self._is_off(self.losses[-1]):
+        self.went_off = self._is_off(self.losses[-1])
+        if self.went_off:
             trainer.should_stop = True
 
     def _is_off(self, loss: float) -> bool:
@@ -148,12 +157,14 @@ class RangeTest:
     Attributes:
         rates: (N,) of each step that was run.
         losses: (N,) nats per token.
-        steps: asked for; fewer were run if the loss went off.
+        steps: asked for.
+        went_off: whether the test ended because the loss did.
     """
 
     rates: np.ndarray
     losses: np.ndarray
     steps: int
+    went_off: bool
 
     @property
     def smoothed(self) -> np.ndarray:
@@ -198,17 +209,16 @@ class RangeTest:
             ConfigError: the range does not show one; says how to change it.
         """
         first, last = self.rates[0], self.rates[-1]
-        went_off = len(self.rates) < self.steps
         if self.steepest is None:
             raise ConfigError(
                 f"the loss did not fall between the rates {first:.1e} and {last:.1e}"
                 + (
                     ", it only went off; give a smaller --min_lr"
-                    if went_off
+                    if self.went_off
                     else "; give a larger --max_lr or more --steps"
                 )
             )
-        if not went_off and self._slope[-1] < 0.25 * self._slope[self.steepest]:
+        if not self.went_off and self._slope[-1] < 0.25 * self._slope[self.steepest]:
             raise ConfigError(
                 f"the loss is still falling at the rate {last:.1e}, so that a better one may lie "
                 "beyond; give a larger --max_lr"
@@ -225,8 +235,6 @@ class RangeTest:
         Raises:
             ConfigError: the range does not show a rate to suggest. The files are written anyway.
         """
-        if rank_zero_only.rank != 0:
-            return
         plot = run.path / "lr-find.png"
         self.write_csv(run.path / "lr-find.csv")
         self.write_png(plot, f"Learning-rate range test: {run.name}")
@@ -237,8 +245,8 @@ class RangeTest:
         say(
             f"model.optimizer.lr {rate:.1e}: there the loss falls fastest "
             f"(Smith, arXiv 1506.01186)\n"
-            f"lowest loss at {lowest:.1e}; a tenth of that, the cautious choice, is "
-            f"{lowest / 10:.1e}\n"
+            f"lowest loss at {lowest:.1e}; a tenth of that, the other usual choice, is "
+            f"{lowest / 10:.1e}; the best is often between the two\n"
             f"use it: {fit[0]} {shlex.join([*fit[1:], '--model.optimizer.lr', f'{rate:.1e}'])}"
         )
 
@@ -256,12 +264,10 @@ class RangeTest:
 
     def write_png(self, path: Path, title: str) -> None:
         """The losses over the rates, and what is suggested."""
-        # Seconds to import, and of use here alone.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        # Slow to import, and of use here alone. Without pyplot there is no window system to ask.
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 5), dpi=110, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         smoothed = self.smoothed
         axes.plot(self.rates, self.losses, ".", color="0.7", markersize=4, label="loss of a step")
@@ -285,7 +291,7 @@ class RangeTest:
         axes.grid(alpha=0.3)
         axes.legend()
         data = io.BytesIO()
-        canvas.print_png(data)
+        figure.savefig(data, format="png")
         write_atomically(path, data.getvalue())
 
 

@@ -10,9 +10,13 @@ import yaml
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
+from gpt.config import PRESETS, GPTConfig
 from gpt.training.command import DESCRIPTION, SUBCOMMANDS, command_of
 from gpt.training.complaints import CONFIG_FLAGS, explain
 from gpt.training.run import find_config
+
+DERIVED_SIZES = ("n_kv_head", "head_dim", "d_ff")
+"""Fields of an architecture that follow from others unless they are set."""
 
 HAS_SKIP_UNSET = tuple(int(n) for n in version("jsonargparse").split(".")[:2]) >= (4, 49)
 
@@ -100,27 +104,70 @@ def describe_subcommands(parser: argparse.ArgumentParser) -> None:
 
 
 def with_config_paths(argv: list[str]) -> list[str]:
-    """The arguments with the names of shipped configs replaced by their files."""
-    found = []
+    """The arguments with the names of shipped configs replaced by their files.
+
+    Configs are put first behind the subcommand: the parser goes by order, but flags win wherever
+    they stand.
+    """
+    configs: list[str] = []
+    others: list[str] = []
     after_flag = False
     for argument in argv:
         flag, equals, value = argument.partition("=")
+        found = configs if after_flag or flag in CONFIG_FLAGS else others
         if after_flag:
             argument = _readable_config(argument)
         elif equals and flag in CONFIG_FLAGS:
             argument = f"{flag}={_readable_config(value)}"
-        after_flag = argument in CONFIG_FLAGS
+        after_flag = not after_flag and argument in CONFIG_FLAGS
         found.append(argument)
-    return found
+    behind = 1 if others and not others[0].startswith("-") else 0
+    return [*others[:behind], *configs, *others[behind:]]
+
+
+def with_preset(argv: list[str], preset: str) -> list[str]:
+    """The arguments with the values of a preset behind the configs: they win over those of a file
+    and lose to flags of their own.
+
+    Beside what the preset names these are the sizes that would follow from it but for the file.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    config = GPTConfig.preset(preset)
+    names = dict.fromkeys((*PRESETS[preset], *DERIVED_SIZES))
+    values = [
+        f"--model.config.{name}={yaml.safe_dump(getattr(config, name)).split()[0]}"
+        for name in names
+        if name != "vocab_size" or config.vocab_size
+    ]
+    behind = 1  # the subcommand
+    for place, word in enumerate(argv):
+        flag, equals, _ = word.partition("=")
+        if flag in CONFIG_FLAGS:
+            behind = place + (1 if equals else 2)
+    return [*argv[:behind], *values, *argv[behind:]]
+
+
+def gives_preset(argv: list[str]) -> bool:
+    """Whether a preset is named on the command line, not in a file."""
+    return any(word.partition("=")[0] == "--model.preset" for word in argv)
 
 
 def _readable_config(given: str) -> str:
-    """The path of a config. Raises UsageError that names it if it is not YAML."""
+    """The path of a config. Raises UsageError that names it if it holds no settings."""
     path = find_config(given)
+    no_settings = (
+        f"{path} is not a mapping of settings; a text to train on is given with --data.source"
+    )
     try:
-        yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
+        if path.suffix not in (".yaml", ".yml"):
+            raise UsageError(no_settings) from None
         raise UsageError(f"{path} is not YAML: {error}") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(found, dict):
+        raise UsageError(no_settings)
     return str(path)

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
+from gpt.training.memory import MemoryCheck
 from gpt.training.module import GPTModule
 from gpt.training.throughput import Throughput, is_logging_step
 
@@ -193,6 +194,8 @@ def describe_run(trainer: L.Trainer, module: GPTModule) -> str:
     )  # fmt: skip
     tokens = len(data.prepared.train)
     limits = [each.limit for each in trainer.callbacks if isinstance(each, Throughput)]  # type: ignore[attr-defined]
+    checks = [each.told for each in trainer.callbacks if isinstance(each, MemoryCheck)]  # type: ignore[attr-defined]
+    memory = "".join(f"\nmemory: {told}" for told in checks if told)
     speed = "".join(f"\nspeed: mfu is the share of {limit.what}" for limit in limits if limit)
     return (
         f"model: {count(module.gpt.num_params())} parameters ({config.n_layer} layers, "
@@ -201,7 +204,7 @@ def describe_run(trainer: L.Trainer, module: GPTModule) -> str:
         f"{count(len(data.prepared.val))} held out ({data.tokenizer.kind})\n"
         f"run:   {trainer.max_steps} steps of {count(per_step)} tokens, "
         f"{trainer.max_steps * per_step / tokens:.2g} times through the text, "
-        f"on {module.device}, {trainer.precision}{speed}"
+        f"on {module.device}, {trainer.precision}{memory}{speed}"
     )
 
 

@@ -7,7 +7,6 @@ several runs over each other.
 
 from __future__ import annotations
 
-import difflib
 import html
 import math
 import statistics
@@ -18,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from gpt.arguments import CommandParser
+from gpt.arguments import CommandParser, examples, hint
 from gpt.errors import DataError
 from gpt.files import write_atomically
 from gpt.training.curves import METRICS_FILE, Run, Sample, curves_svg, loss_png, read_run
@@ -310,8 +309,10 @@ def build_parser(prog: str) -> CommandParser:
         prog=prog,
         description="Make the page of a run (curves, results, samples, settings), also while it "
         "goes on;\nof several runs, a page that compares them.",
-        epilog=f"examples:\n  {prog} runs/shakespeare-tiny\n"
-        f"  {prog} runs/first runs/second --out comparison.html",
+        epilog=examples(
+            f"{prog} runs/shakespeare-tiny",
+            f"{prog} runs/first runs/second --out comparison.html",
+        ),
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, as runs/NAME")
     parser.add_argument(
@@ -356,8 +357,7 @@ def find_run(given: str, runs_dir: Path = Path("runs")) -> Path:
         if (path / METRICS_FILE).is_file():
             return path
     names = [file.parent.name for file in sorted(runs_dir.glob(f"*/{METRICS_FILE}"))]
-    near = difflib.get_close_matches(Path(given).name, names, n=1)
-    hint = f"; did you mean {runs_dir / near[0]}?" if near else ""
-    if not hint and names:
-        hint = f"; there are: {', '.join(names[:10])}"
-    raise DataError(f"no run at {given}: there is no {METRICS_FILE} in it{hint}")
+    told = hint(Path(given).name, names)
+    if not told and names:
+        told = f"; there are: {', '.join(names[:10])}"
+    raise DataError(f"no run at {given}: there is no {METRICS_FILE} in it{told}")

@@ -15,7 +15,8 @@ def rng_state(device: torch.device) -> dict[str, Any]:
 
     Plain data and tensors: a checkpoint with it in loads without running code.
     """
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    legacy: Any = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = legacy
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),

@@ -52,6 +52,11 @@ class RunFolder:
         return self.path / "checkpoints" / "previous.ckpt"
 
     @property
+    def begun(self) -> Path:
+        """There while a new run has saved nothing yet and the checkpoints are still another's."""
+        return self.path / "checkpoints" / ".begun"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.csv"
 
@@ -62,6 +67,11 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    @property
+    def report(self) -> tuple[Path, ...]:
+        """The page about the run, and its curve."""
+        return self.path / "report.html", self.path / "loss.png"
 
     def create(self) -> None:
         """Make the folder and write to it: better now than after an hour of preparing text.

@@ -30,7 +30,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         with open(path, "wb") as file:
             recorder = _FirstError(file)
             # torch's zip writer would hide why a write failed behind a complaint of its own.
-            torch.save(checkpoint, recorder)
+            torch.save(checkpoint, recorder)  # type: ignore[arg-type]
             if recorder.error is not None:
                 raise recorder.error
             file.flush()
@@ -82,6 +82,20 @@ def replace_with_copy(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def remove_products(run: RunFolder) -> None:
+    """Take away the model and the report of an earlier run: they would pass for this one's.
+
+    The model's folder is renamed first, so that no half of it is ever there to be used.
+    """
+    leaving = run.model.with_name(f".{run.model.name}.old")
+    shutil.rmtree(leaving, ignore_errors=True)  # of a run that was killed right here
+    if run.model.is_dir():
+        os.replace(run.model, leaving)
+        shutil.rmtree(leaving, ignore_errors=True)
+    for product in run.report:
+        product.unlink(missing_ok=True)
+
+
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """The checkpoint as plain data, its tensors still on disk. No code in it is ever run.
 
@@ -125,6 +139,12 @@ def find_last_good(run: RunFolder) -> tuple[Path | None, list[str]]:
 
     None if there is no whole one.
     """
+    if run.begun.is_file():
+        problem = (
+            "the run that began last was cut off before its first checkpoint (those of the run "
+            "before it are still there: --ckpt_path last goes on with that one)"
+        )
+        return None, [problem]
     problems = []
     for path in (run.last, run.previous, run.best):
         if not path.is_file():

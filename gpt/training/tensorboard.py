@@ -25,13 +25,13 @@ class TensorBoard(Logger):
 
     Args:
         folder: of the event files.
-        resume: whether the run goes on from a checkpoint.
+        keep: steps whose numbers stay if they are there: those done before the resume.
     """
 
-    def __init__(self, folder: Path, *, resume: bool = False) -> None:
+    def __init__(self, folder: Path, *, keep: int = 0) -> None:
         super().__init__()
         self.folder = folder
-        self._resume = resume
+        self._keep = keep
         self._writer: Any = None
         self._given_up = False
         self._flushed = 0.0
@@ -74,7 +74,7 @@ class TensorBoard(Logger):
 
         try:
             if self._writer is None:
-                self._writer = self._open(step)
+                self._writer = self._open()
             for summary in summaries:
                 self._writer.write_event(Event(wall_time=time.time(), step=step, summary=summary))
             if time.monotonic() - self._flushed > SECONDS_BETWEEN_FLUSHES:
@@ -83,17 +83,18 @@ class TensorBoard(Logger):
         except OSError as error:
             self._give_up(error)
 
-    def _open(self, step: int) -> Any:
+    def _open(self) -> Any:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._resume:
+        if not self._keep:
             for old in self.folder.glob("events.out.tfevents.*"):
                 old.unlink()
         writer = EventsWriter(str(self.folder / "events"))
-        if self._resume:
-            writer.write_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+        if self._keep:
+            start = SessionLog(status=SessionLog.START)
+            writer.write_event(Event(step=self._keep + 1, session_log=start))
         return writer
 
     def _give_up(self, error: OSError) -> None:
@@ -112,4 +113,4 @@ class TensorBoard(Logger):
             self._writer.close()
         except OSError as error:
             self._give_up(error)
-        self._writer, self._resume = None, True
+        self._given_up = True

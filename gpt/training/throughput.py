@@ -73,11 +73,14 @@ class Throughput(Callback):
         self._tokens += batch[0].numel()
         self._seconds += now - self._mark
         self._mark = now
-        if self._seconds > 0 and is_logging_step(trainer):
+        step_done = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if step_done and self._seconds > 0 and is_logging_step(trainer):
+            assert isinstance(pl_module, GPTModule)
             rate = self._tokens / self._seconds  # of one device
-            pl_module.log("tokens_per_s", rate * trainer.world_size, batch_size=1)
+            found: dict[str, float | Tensor] = {"tokens_per_s": rate * trainer.world_size}
             if self.limit is not None:
-                pl_module.log("mfu", rate * self._flops_per_token / self.limit.flops, batch_size=1)
+                found["mfu"] = rate * self._flops_per_token / self.limit.flops
+            pl_module.log_step(found)
             self._tokens, self._seconds = 0, 0.0
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,9 @@ TEXTS = [f"Line {i} of the book.\n" * (i % 7 + 1) for i in range(40)] + ["Line 3
 def rows(tmp_path: Path) -> Path:
     """40 documents of which the first has a duplicate."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": text, "body": text}) + "\n" for text in [*TEXTS, TEXTS[0]]))
+    path.write_text(
+        "".join(json.dumps({"text": text, "body": text}) + "\n" for text in [*TEXTS, TEXTS[0]])
+    )
     return path
 
 
@@ -259,6 +264,27 @@ def test_a_token_that_was_changed_is_found(
     assert main(["inspect", str(data.folder), "--no-check", "--documents", "0"]) == 0
 
 
+def test_a_count_that_is_wrong_everywhere_is_found(data: PreparedData, capsys: Any) -> None:
+    """What is printed has been compared with the tokens: characters and each source's numbers."""
+    path = data.folder / "meta.json"
+    whole = path.read_text()
+    for name in ("documents", "bytes", "chars"):
+        meta = json.loads(whole)
+        for counts in (meta["splits"]["val"], meta["spans"][0]["val"]):
+            counts[name] += 1
+        path.write_text(json.dumps(meta))
+        with pytest.raises(DataError, match=f"val of .*rows.jsonl has {name} "):
+            main(["inspect", str(data.folder)])
+
+
+def test_tokens_that_are_none_are_not_counted(data: PreparedData) -> None:
+    path = data.folder / "val-00000.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    for argv in (["stats"], ["stats", "--split", "val"], ["inspect"], ["inspect", "--split=val"]):
+        with pytest.raises(DataError, match="val has an id that its vocabulary has not"):
+            main([argv[0], str(data.folder), *argv[1:]])
+
+
 def test_an_id_without_a_token_is_found(tmp_path: Path) -> None:
     tokens = [bytes([b]) for b in range(256)]
     gaps = Tokenizer("gaps", r"(?s:.)", tokens, special={"<|endoftext|>": 300})
@@ -324,6 +350,29 @@ def test_a_corpus_is_counted_without_being_prepared(
     assert "most frequent" in out
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_preparing_with_its_workers_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "t.txt").write_text("some text of the corpus, " * 2_000_000)
+    words = ["prepare", "t.txt", "--tokenizer", "bytes", "--root", "data", "--workers", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpt", "data", *words],
+        stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        while "tokenizing" not in process.stderr.readline():
+            pass
+        while not any(path.stat().st_size for path in tmp_path.glob("data/.*/*.bin")):
+            time.sleep(0.01)
+        process.send_signal(number)
+        rest = process.stderr.read()  # to its end: no worker holds it open any more
+    assert process.returncode == 128 + number
+    assert "Traceback" not in rest
+    assert list((tmp_path / "data").iterdir()) == []
+
+
 def test_preparing_loads_no_torch(rows: Path) -> None:
     code = (
         "import sys; from gpt.data.command import main\n"
@@ -340,3 +389,15 @@ def test_help_of_each_action_ends_with_examples(capsys: Any) -> None:
         with pytest.raises(SystemExit):
             main([*action, "--help"], "antiphon data")
         assert "\nexamples:\n  antiphon data" in capsys.readouterr().out
+
+
+def test_the_commands_it_prints_hold_for_strange_names(tmp_path: Path, monkeypatch: Any) -> None:
+    from gpt.data.command import _inspected, train_command
+    from gpt.training.cli import build_parser as train_parser
+
+    words = shlex.split(train_command([Source("-dash.txt")], {"root": "-data"}))
+    assert "--data.source=-dash.txt" in words
+    assert train_parser("antiphon train").parse_args(words[2:])
+    assert _inspected(Path("-data/a b")) == "'./-data/a b'"
+    strange = os.fsdecode(b"it's caf\xe9.txt")
+    assert train_command([Source(strange)], {}).endswith(r" $'it\x27s caf\xe9.txt'")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpt.data import passes
+from gpt.data.decoding import Reading
 from gpt.data.prepare import prepare
 from gpt.data.shards import PreparedData, ShardWriter, TokenArray
+from gpt.data.sources import Source, find_corpora
+from gpt.data.split import Counts, Split
+from gpt.data.tokenizing import batches, cut
 from gpt.errors import ConfigError, DataError, TokenizerError
+from gpt.splitting import GPT4_PATTERN, Splitter
 from gpt.tokenizer import Tokenizer
 
 ENGLISH = "It was the year 1790. The king's men said: we shall not go!\n\n" * 30
@@ -262,6 +270,45 @@ def test_a_run_that_fails_leaves_nothing(
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_a_disk_that_is_full_leaves_nothing_that_looks_finished(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("abc " * 20_000)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", limit + PREPARE, str(tmp_path / "t.txt"), str(tmp_path / "d"), "no"],
+        capture_output=True,
+        text=True,
+    )
+    assert "DataError: cannot write prepared data to" in done.stderr
+    assert "File too large; free some space" in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_ctrl_c_ends_it_at_once_with_its_workers_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("some text of the corpus, " * 2_000_000)
+    code = (
+        "import sys; from gpt.data.prepare import prepare; "
+        "prepare(sys.argv[1], root=sys.argv[2], tokenizer='bytes', workers=2)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "t.txt"), str(tmp_path / "data")],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        while "tokenizing" not in process.stderr.readline():
+            pass
+        shard = tmp_path / "data"
+        while not any(path.stat().st_size for path in shard.glob(".*/*.bin")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()  # to its end: no worker holds it open any more
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in rest
+    assert list((tmp_path / "data").iterdir()) == []
+
+
 def test_a_root_that_cannot_be_written_is_a_data_error(text: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write prepared data"):
@@ -283,6 +330,170 @@ def test_text_that_changes_meanwhile_is_an_error(
     assert list((tmp_path / "data").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: path.unlink(), r"cannot read .*007.txt: No such file"),
+        (lambda path: path.write_text("x"), r"docs changed while it was being read"),
+        (lambda path: path.write_text("x" * 500), r"docs changed while it was being read"),
+        (lambda path: path.write_text(""), r"became shorter while it was being read"),
+        (lambda path: (path.parent / "999.txt").write_text("y"), r"docs changed while"),
+    ],
+)
+def test_a_file_that_vanishes_or_changes_half_way_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], message: str
+) -> None:
+    write_documents(tmp_path / "docs", 30)
+    make = passes.Job._make_tokenizer
+
+    def meddle(self: passes.Job, alphabet: set[str]) -> Tokenizer:
+        change(tmp_path / "docs" / "007.txt")
+        return make(self, alphabet)
+
+    monkeypatch.setattr(passes.Job, "_make_tokenizer", meddle)
+    with pytest.raises(DataError, match=message):
+        prepare(tmp_path / "docs", tokenizer="bytes", root=tmp_path / "data", progress=False)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+# Several sources
+
+
+def test_each_source_is_split_by_itself_and_lies_in_a_span(tmp_path: Path) -> None:
+    texts = write_documents(tmp_path / "docs", 30)
+    (tmp_path / "one.txt").write_text("only one " * 50)
+    (tmp_path / "rows.jsonl").write_text('{"body": "row"}\n' * 20)
+    sources = [
+        tmp_path / "docs",
+        Source(str(tmp_path / "one.txt"), weight=3),
+        Source(str(tmp_path / "rows.jsonl"), field="body"),
+    ]
+    data = prepare(sources, tokenizer="bytes", root=tmp_path / "data", progress=False)
+    assert [(span.name, span.weight) for span in data.sources] == [
+        (f"{tmp_path}/docs", 1), (f"{tmp_path}/one.txt", 3), (f"{tmp_path}/rows.jsonl", 1),
+    ]  # fmt: skip
+    found = {}
+    for split in ("train", "val"):
+        tokens = getattr(data, split)
+        found[split] = [
+            documents(data.tokenizer, tokens[slice(*getattr(span, split))]) for span in data.sources
+        ]
+        assert getattr(data.sources[-1], split)[1] == len(tokens)
+    assert found["train"][1:] == [["only one " * 45], ["row"] * 18]
+    assert found["val"] == [[texts[i] for i in (5, 15, 25)], ["only one " * 5], ["row"] * 2]
+    assert sorted(found["train"][0] + found["val"][0]) == sorted(texts)
+    assert [entry["val"]["documents"] for entry in data.meta["spans"]] == [3, 1, 2]
+    assert [span.weight for span in PreparedData.open(data.folder).sources] == [1, 1, 1]
+
+
+def test_rows_are_documents_and_the_split_of_millions_is_arithmetic() -> None:
+    for n in (20, 21, 77, 1000):
+        for fraction in (0.001, 0.1, 0.37, 0.5, 0.93):
+            split = Split(Counts(documents=n), fraction)
+            held_out = min(max(round(n * fraction), 1), n - 1)
+            chosen = {(2 * i + 1) * n // (2 * held_out) for i in range(held_out)}
+            assert {i for i in range(n) if split.holds_out(i)} == chosen
+    assert Split(Counts(documents=10**9), 0.1).holds_out(999_999_995)
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_no_pass_holds_more_than_a_part_of_the_text(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"t.{kind}"
+    if kind == "txt":
+        path.write_text("one word after another " * 1_000_000)
+    else:
+        path.write_text(('{"text": "' + "one word after another " * 200 + '"}\n') * 4_000)
+    [corpus] = find_corpora(path)
+    splitter = Splitter(GPT4_PATTERN)
+    tracemalloc.start()
+    try:
+        split = Split(Counts.of(corpus.pieces(Reading())), 0.1)
+        parts = cut(split.parts(corpus.pieces(Reading())), splitter, ())
+        chars = sum(batch.chars for batch in batches(((0, part.val), part) for part in parts))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert chars == split.counts.chars > 18_000_000
+    assert peak < 12_000_000
+
+
+def test_thousands_of_small_files_make_a_small_meta(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for i in range(3000):
+        (tmp_path / "docs" / f"{i}.txt").write_text(f"file {i}\n")
+    data = prepare(tmp_path / "docs", tokenizer="bytes", root=tmp_path, progress=False)
+    assert [data.meta["splits"][split]["documents"] for split in ("train", "val")] == [2700, 300]
+    assert (data.folder / "meta.json").stat().st_size < 6000
+
+
+# Vocabularies
+
+
+def test_special_tokens_are_found_in_the_corpus_only_when_named(tmp_path: Path) -> None:
+    chat = "<|user|>hello there<|bot|>well, hello<|endoftext|>" * 40
+    (tmp_path / "t.txt").write_text(chat)
+    plain = prepare(tmp_path / "t.txt", vocab_size=300, root=tmp_path, progress=False)
+    assert plain.tokenizer.eot not in plain.train[:-1]
+    named = prepare(
+        tmp_path / "t.txt", vocab_size=300, special_tokens=["<|user|>", "<|bot|>"],
+        root=tmp_path, progress=False,
+    )  # fmt: skip
+    ids = named.train[:].tolist()
+    assert ids.count(named.tokenizer.special["<|user|>"]) == 36
+    assert named.tokenizer.eot not in ids[:-1]  # written in a text, it is ordinary text
+    assert documents(named.tokenizer, named.train) == [chat[: int(len(chat) * 0.9)]]
+    learned = range(256, min(named.tokenizer.special.values()))
+    assert learned
+    assert not any(b"user" in named.tokenizer.token_bytes(i) for i in learned)
+
+
+def test_a_tokenizer_can_be_named_or_lie_in_a_folder(text: Path, tmp_path: Path) -> None:
+    first = prepare(text, vocab_size=300, root=tmp_path, progress=False)
+    again = prepare(text, tokenizer=str(first.folder), root=tmp_path, progress=False)
+    assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
+    assert again.folder != first.folder
+    assert again.train[:].tolist() == first.train[:].tolist()
+    more = prepare(
+        text, tokenizer=str(first.folder / "tokenizer.json"), special_tokens=["king"],
+        root=tmp_path, progress=False,
+    )  # fmt: skip
+    assert more.tokenizer.special["king"] in more.train[:]
+
+
+@pytest.mark.parametrize(("pattern", "longest"), [("gpt4", 3), ("gpt2", 8), (r"(?s:.)", 1)])
+def test_the_pattern_decides_where_text_is_split(
+    tmp_path: Path, pattern: str, longest: int
+) -> None:
+    (tmp_path / "t.txt").write_text("1234567 " * 300)
+    tokenizer = prepare(
+        tmp_path / "t.txt", vocab_size=270, pattern=pattern, root=tmp_path, progress=False
+    ).tokenizer
+    assert max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.n_vocab)) == longest
+
+
+def test_of_much_text_an_even_sample_is_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs").mkdir()
+    for i in range(200):
+        (tmp_path / "docs" / f"{i:03d}.txt").write_text(f"{i:03d}" * 10)
+    seen: list[str] = []
+    learn = Tokenizer.bpe
+
+    def watched(texts: Iterator[str], *args: object) -> Tokenizer:
+        seen.extend(texts)
+        return learn(iter(seen), *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tokenizer, "bpe", watched)
+    monkeypatch.setattr(passes, "LEARN_BYTES", 1500)
+    prepare(tmp_path / "docs", vocab_size=300, root=tmp_path, progress=False)
+    assert 1400 < sum(map(len, seen)) < 1600
+    numbers = [int(text[:3]) for text in seen]
+    assert numbers[0] < 5
+    assert numbers[-1] > 190
+    assert max(b - a for a, b in itertools.pairwise(numbers)) < 8
+
+
 # What can be wrong
 
 
@@ -298,6 +509,9 @@ def test_empty_files_are_skipped_and_counted(text: Path, tmp_path: Path) -> None
     ("content", "message"),
     [
         (b"", "no text found: 1 documents in .*bad.txt, all empty"),
+        (b"\xef\xbb\xbf", "no text found: 1 documents in .*bad.txt, all empty"),
+        (bytes(range(256)) * 50, "bad.txt is not a text file: .*byte offset 0"),
+        (b"\xff\xfea\0b\0", "bad.txt is UTF-16"),
         (b"a", "1 characters in all, too few"),
         (b"abc\xffd" * 100, "bad.txt is not UTF-8: byte 0xFF at byte offset 3"),
         (b"abc\0d" * 100, "bad.txt is not a text file: .*byte offset 3"),
@@ -310,6 +524,48 @@ def test_bad_text_is_a_data_error(tmp_path: Path, content: bytes, message: str) 
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_a_text_of_nothing_but_line_ends_is_a_text(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"\n" * 40_000)
+    for tokenizer in ("bpe", "chars"):
+        data = prepare(tmp_path / "t.txt", tokenizer=tokenizer, root=tmp_path, progress=False)
+        assert documents(data.tokenizer, data.train) == ["\n" * 36_000]
+
+
+def test_bytes_that_do_not_belong_are_left_out_on_request_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.txt").write_bytes(b"abc\xffd\0" * 100)
+    found = {}
+    for on_error in ("skip", "replace"):
+        data = prepare(tmp_path / "t.txt", tokenizer="bytes", on_error=on_error, root=tmp_path)  # type: ignore[arg-type]
+        text = "".join(documents(data.tokenizer, data.train) + documents(data.tokenizer, data.val))
+        found[on_error] = text
+        assert data.meta["left_out"]["bytes"] == 200
+        assert "NUL byte at byte offset 5" in data.meta["left_out"]["first"]
+        assert (
+            "200 bytes and 0 rows were left out or replaced; the first:" in capsys.readouterr().err
+        )
+    assert found == {"skip": "abcd" * 100, "replace": "abc\ufffdd\ufffd" * 100}
+
+
+def test_a_field_that_no_row_has_is_named_though_rows_may_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"body": "text"}\n' * 30)
+    with pytest.raises(
+        DataError, match=r"30 rows left out .*row 1, has no field 'text'; it has 'b"
+    ):
+        prepare(tmp_path / "t.jsonl", root=tmp_path, on_error="skip", progress=False)
+
+
+def test_line_ends_are_made_one_on_request(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"a\r\nb\rc\n" * 10)
+    texts = [
+        prepare(tmp_path / "t.txt", tokenizer="bytes", newlines=newlines, root=tmp_path,
+                progress=False)
+        for newlines in ("keep", "lf")
+    ]  # fmt: skip
+    assert [len(data.train) + len(data.val) - 2 for data in texts] == [70, 60]
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -319,6 +575,17 @@ def test_bad_text_is_a_data_error(tmp_path: Path, content: bytes, message: str) 
         ({"val_fraction": 1.0}, ConfigError, "val_fraction is 1.0"),
         ({"val_fraction": float("nan")}, ConfigError, "val_fraction is nan"),
         ({"shard_tokens": 0}, ConfigError, "shard_tokens is 0"),
+        ({"workers": 0}, ConfigError, "workers is 0"),
+        ({"newlines": "crlf"}, ConfigError, "newlines is 'crlf', but must be keep or lf"),
+        ({"on_error": "x"}, ConfigError, "on_error is 'x', but must be stop or skip or replace"),
+        ({"pattern": "gpt3"}, TokenizerError, "split pattern 'gpt3' is unknown"),
+        ({"pattern": "["}, TokenizerError, "split pattern .* is not valid"),
+        ({"special_tokens": ["<|endoftext|>"]}, TokenizerError, "every vocabulary has it"),
+        (
+            {"special_tokens": [f"<{i}>" for i in range(9)], "vocab_size": 260},
+            TokenizerError,
+            "at least 266",
+        ),
     ],
 )
 def test_bad_settings_are_named_before_any_work(
@@ -353,3 +620,45 @@ def test_meta_tells_where_the_data_comes_from(text: Path, tmp_path: Path) -> Non
     assert meta["tokenizer"]["vocab_size"] == 300
     assert meta["tokenizer"]["fingerprint"] == data.tokenizer.fingerprint
     assert meta["fingerprint"][:12] == data.folder.name[-12:]
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        (1e-300, "val_fraction is 1e-300: .* holds out none; give a larger fraction"),
+        (
+            1 - 1e-16,
+            "fraction is 0.9999999999999999: .* leaves none to train on; give a smaller",
+        ),
+    ],
+)
+def test_a_fraction_that_leaves_a_split_empty_is_named(
+    share: float, says: str, text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=says):
+        prepare(text, tokenizer="bytes", val_fraction=share, root=tmp_path / "d", progress=False)
+
+
+@pytest.mark.parametrize("below", ["", "/data"])
+def test_a_root_that_can_be_no_folder_is_named(below: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is no folder; choose another root"):
+        prepare(text, tokenizer="bytes", root=f"{text}{below}", progress=False)
+    with pytest.raises(DataError, match="cannot have a NUL in it"):
+        prepare(text, tokenizer="bytes", root=f"{tmp_path}/a\0b{below}", progress=False)
+
+
+def test_what_a_folder_has_of_other_kinds_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixed"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("some words to learn from " * 20)
+    for name in ("x.pdf", "sub/y.log", ".hidden.pdf"):
+        (folder / name).write_text("?")
+    prepare(str(folder), tokenizer="bytes", root=tmp_path / "data")
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert "x.pdf" in told
+    assert "y.log" in told
+    assert "hidden" not in told
+    prepare(str(folder), tokenizer="bytes", root=tmp_path / "again", progress=False)
+    assert "left out" not in capsys.readouterr().err

@@ -121,8 +121,27 @@ def edit_meta(change: Callable[[dict], object]) -> Callable[[Path], None]:  # ty
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no meta": (lambda f: (f / "meta.json").unlink(), "holds no prepared data"),
     "half a meta": (lambda f: (f / "meta.json").write_text('{"format"'), "is not JSON"),
-    "another meta": (lambda f: (f / "meta.json").write_text("[]"), "a field is missing"),
-    "a field gone": (edit_meta(lambda m: m["splits"]["val"].pop("bytes")), "a field is missing"),
+    "another meta": (lambda f: (f / "meta.json").write_text("[]"), "all of it is no object"),
+    "a field gone": (
+        edit_meta(lambda m: m["splits"]["val"].pop("bytes")),
+        "the field splits.val.bytes is missing",
+    ),
+    "a wrong count": (
+        edit_meta(lambda m: m["splits"]["train"].update(chars=449)),
+        "the chars of all spans are not splits.train.chars",
+    ),
+    "another type": (
+        edit_meta(lambda m: m.update(dtype="<u4")),
+        "dtype is '<u4', but ids below 257",
+    ),
+    "an id too large": (
+        edit_meta(lambda m: m["splits"]["train"].update(max_id=257)),
+        "max_id is 257, but the vocabulary has 257 ids",
+    ),
+    "a shard elsewhere": (
+        edit_meta(lambda m: m["splits"]["val"]["shards"][0].update(file="../p/val-00000.bin")),
+        "not the name of a file",
+    ),
     "a later format": (edit_meta(lambda m: m.update(format=99)), "of format 99, but this version"),
     "a shard gone": (lambda f: (f / "train-00001.bin").unlink(), "train-00001.bin cannot be read"),
     "a shard cut": (
@@ -149,3 +168,48 @@ def test_a_damaged_folder_is_an_error_and_preparing_mends_it(prepared: Path, nam
     mended = prepare(source, tokenizer="bytes", root=prepared.parent, progress=False)
     assert mended.folder == prepared
     assert len(mended.train) == 451
+
+
+def places(value: object, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Of all fields in a description, whatever they are nested in."""
+    inside: list[tuple[str | int, object]] = []
+    if isinstance(value, dict):
+        inside = [*value.items()]
+    elif isinstance(value, list):
+        inside = [*enumerate(value)]
+    return [(*at, key) for key, _ in inside] + [
+        place for key, one in inside for place in places(one, (*at, key))
+    ]
+
+
+def test_no_field_of_a_description_is_trusted(prepared: Path, capsys: object) -> None:
+    """Whichever is gone, null or of another type: it is damaged, or nobody needs it."""
+    from gpt.data.inspection import print_summary, summary
+
+    whole = (prepared / "meta.json").read_text()
+    refused = set()
+    for *holders, name in places(json.loads(whole)):
+        for wrong in ("gone", None, "text", -2, 0.5, True, [], {}, [None], 10**30):
+            meta = json.loads(whole)
+            holder = meta
+            for key in holders:
+                holder = holder[key]
+            if wrong == "gone":
+                del holder[name]
+            elif holder[name] == wrong and type(holder[name]) is type(wrong):
+                continue
+            else:
+                holder[name] = wrong
+            (prepared / "meta.json").write_text(json.dumps(meta))
+            try:
+                data = PreparedData.open(prepared)
+            except DataError as error:
+                assert "\n" not in str(error)  # noqa: PT017
+                refused.add((*holders, name))
+            else:
+                json.dumps(summary(data))
+                print_summary(data)
+    for split in ("train", "val"):
+        for count in ("tokens", "documents", "bytes", "chars", "max_id", "shards"):
+            assert ("splits", split, count) in refused
+    assert {("left_out",), ("empty_documents",), ("spans",), ("dtype",)} <= refused

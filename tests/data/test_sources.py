@@ -148,3 +148,24 @@ def test_a_pipe_is_refused_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DataError, match="neither a file nor a folder"):
         find(str(tmp_path / "pipe.txt"))
+
+
+def test_a_pipe_in_a_folder_is_passed_over(tree: Path) -> None:
+    """Opened, it would wait for ever for somebody who writes."""
+    os.mkfifo(tree / "pipe.txt")
+    os.mkfifo(tree / "sub/pipe.jsonl.gz")
+    assert names(tree, tree) == ["a.md", "b.txt", "sub/c.TXT", "sub/deep/d.md"]
+    assert "pipe.txt" not in names(f"{tree}/*", tree)
+
+
+def test_a_file_name_need_not_be_utf8(tmp_path: Path) -> None:
+    from gpt.data.command import main
+
+    strange = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / strange).write_text("some text " * 30)
+    for given in (tmp_path / "in", tmp_path / "in" / strange):
+        argv = ["prepare", str(given), "--tokenizer", "bytes", "--root", str(tmp_path / "data")]
+        for form in ([], ["--json"]):
+            assert main([*argv, *form]) == 0
+    [_, _] = (tmp_path / "data").iterdir()

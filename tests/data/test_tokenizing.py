@@ -6,6 +6,8 @@ import itertools
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -148,6 +150,23 @@ def test_workers_end_when_the_caller_stops(tmp_path: Path, small: None) -> None:
     next(encoded)
     encoded.close()
     assert children() == before
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds child processes in /proc")
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("some text of the corpus, " * 1_000_000)
+    code = (
+        "import sys; from gpt.data.prepare import prepare; "
+        "prepare(sys.argv[1], root=sys.argv[2], tokenizer='bytes', workers=2)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "t.txt"), str(tmp_path / "data")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while len(task.read_text().split()) < 2:
+            time.sleep(0.01)
+        process.kill()
+        assert process.stderr is not None
+        process.stderr.read()  # to its end, which comes when no worker holds it open any more
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,8 @@ from typing import Any
 
 import torch
 
-from gpt.training import cli
+from gpt.training import cli, throughput
+from gpt.training.loggers import MetricsCSV
 
 
 def rows(metrics: Path) -> int:
@@ -30,6 +30,23 @@ def rows(metrics: Path) -> int:
         return metrics.read_bytes().count(b"\n")
     except FileNotFoundError:
         return 0
+
+
+def die_anywhere(after: int, share: float) -> None:
+    """Kill this process some milliseconds of its own computing after so many rows of metrics.
+
+    The kernel does it, wherever the process is then: nothing handles that signal.
+    """
+    left, real = after, MetricsCSV.log_metrics
+
+    def log(self: MetricsCSV, *args: Any, **kwargs: Any) -> None:
+        nonlocal left
+        real(self, *args, **kwargs)
+        left -= 1
+        if left == 0:
+            signal.setitimer(signal.ITIMER_PROF, 0.001 + 0.015 * share)
+
+    MetricsCSV.log_metrics = log  # type: ignore[method-assign]
 
 
 def die(after: int, names: tuple[str, ...]) -> None:
@@ -88,39 +105,27 @@ class Restarted(cli.TrainCLI):
             way = self.pick.choice(["anywhere", "anywhere", "renaming", "writing"])
             if killed == self.kills:
                 way = "none"
+            after, share = self.pick.randrange(14), self.pick.random()
             sys.stdout.flush()
             pid = os.fork()
             if pid == 0:
-                if way == "renaming":
-                    die(self.pick.randrange(14), ("replace", "link", "fsync"))
+                if way == "anywhere":
+                    die_anywhere(after + 1, share)
+                elif way == "renaming":
+                    die(after, ("replace", "link", "fsync"))
                 elif way == "writing":
-                    die_writing(self.pick.randrange(1, 3), self.pick.random())
+                    die_writing(after % 2 + 1, share)
                 return
-            status = self.kill(pid, metrics) if way == "anywhere" else os.waitpid(pid, 0)[1]
-            # What a child draws, the parent draws too, or each would draw the same.
-            self.pick.seed(self.pick.random())
+            _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
             print(f"child {way} ended with {code} after {rows(metrics)} rows", flush=True)
-            if code == -signal.SIGKILL:
+            if code in (-signal.SIGKILL, -signal.SIGPROF):
                 killed += 1
             elif code or killed < self.kills:
                 raise SystemExit(f"ended with {code} after {killed} of {self.kills} kills")
             else:
                 print(f"{given.name}: killed {killed} times", flush=True)
                 raise Over
-
-    def kill(self, pid: int, metrics: Path) -> int:
-        """Kill a child some rows of metrics later. Its wait status comes back."""
-        seen, wanted = rows(metrics), self.pick.randrange(1, 14)
-        delay = self.pick.random() * 0.02
-        while abs(rows(metrics) - seen) < wanted:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return status
-            time.sleep(0.001)
-        time.sleep(delay)
-        os.kill(pid, signal.SIGKILL)
-        return os.waitpid(pid, 0)[1]
 
 
 class Over(Exception):  # noqa: N818
@@ -131,6 +136,9 @@ def main() -> None:
     at = sys.argv.index("--")
     seed, *runs = sys.argv[1:at]
     cli.TrainCLI = Restarted  # type: ignore[misc]
+    throughput.speed_limit = lambda *_: (
+        None
+    )  # measured once in each child, for a column unused here
     parent = os.getpid()
     for run in runs:
         name, _, kills = run.partition("=")

@@ -30,10 +30,11 @@ def train(folder: Path, corpus: Path, *arguments: str, processes: int = 1) -> di
     if processes == 1:
         several.main(argv)
         return found(folder)
+    # What Lightning leaves behind in this process (a seed for all that it starts) is not for them.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.training.several", *argv],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=240,
+        cwd=ROOT, env={**env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return found(folder)
@@ -74,6 +75,11 @@ def test_two_processes_do_what_one_does_and_exchange_checkpoints(
     assert both["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert both["untrained"] == one["untrained"], "evaluation is the same to the last bit"
     assert both["evaluation"] == pytest.approx(one["evaluation"], rel=1e-5)
+    looked = [json.loads(line) for line in (folder / "diagnosis.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in looked] == [2, 4]
+    norms = looked[1]["gradients"]
+    parts = [norm**2 for part, norm in norms.items() if part != "total"]
+    assert norms["total"] == pytest.approx(sum(parts) ** 0.5, rel=1e-4)
     shares = [batch for rank in (0, 1) for batch in found(folder, rank)["batches"]]
     blocks = sorted(block for batch in one["batches"] for block in batch)
     assert sorted(block for share in shares for block in share) == blocks, "each went to one"

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from gpt.evaluation import IGNORE
 from gpt.training.blocks import Batch, TrainBlocks
 from gpt.training.callbacks import FinalValidation
+from gpt.training.diagnosis import Diagnosis
 from tests.training.small import make_data, make_module, make_trainer
 
 
@@ -69,9 +70,10 @@ def main(argv: list[str] | None = None) -> None:
     data = make_data(args.corpus, batch_size=args.batch_size)
     if args.ragged:
         data.train_dataloader = lambda: Ragged(type(data).train_dataloader(data))
-    losses = Losses()
+    losses, diagnosis = Losses(), Diagnosis(2)
+    diagnosis.path = args.folder / "diagnosis.jsonl"
     trainer = make_trainer(
-        args.folder, args.steps, [losses, FinalValidation()],
+        args.folder, args.steps, [losses, FinalValidation(), diagnosis],
         strategy=args.strategy, devices=args.devices,
         accumulate_grad_batches=args.accumulate, num_sanity_val_steps=-1,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -218,3 +219,34 @@ def test_a_source_shorter_than_a_block_is_refused_by_name():
     mixed([1.0, 2.0, 0.0], sizes=(40, 60, 4))
     with pytest.raises(DataError, match="training text of s2 has 4 tokens, but one block needs 5"):
         mixed([1.0, 2.0, 1.0], sizes=(40, 60, 4))
+
+
+def test_the_next_batch_is_cut_while_the_last_one_is_in_use() -> None:
+    class Watched:
+        """Tokens that say when they are read."""
+
+        def __init__(self) -> None:
+            self.tokens = np.arange(1000)
+            self.read = threading.Semaphore(0)
+
+        def __len__(self) -> int:
+            return len(self.tokens)
+
+        def __getitem__(self, where: slice) -> np.ndarray:
+            self.read.release()
+            return self.tokens[where]
+
+    tokens = Watched()
+    blocks = TrainBlocks(tokens, block_size=5, batch_size=1, seed=0)
+    batches = iter(blocks)
+    first = next(batches)
+    for _ in range(2):  # the one in hand, and the one after it that nobody has asked for
+        assert tokens.read.acquire(timeout=10)
+    assert blocks.state_dict() == {"blocks_drawn": 1}, "what is only cut is not drawn"
+    second = next(batches)
+    blocks.load_state_dict({"blocks_drawn": 0})
+    again = next(batches)
+    assert torch.equal(again[0], first[0])
+    assert torch.equal(next(batches)[0], second[0])
+    batches.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("antiphon-blocks")]

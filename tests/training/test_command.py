@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.training.command import COMMON, SUBCOMMANDS, main
+from gpt.training.command import SUBCOMMANDS, flags_of, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,12 +50,11 @@ def test_the_short_help_shows_flags_that_there_are_with_their_defaults(subcomman
     parser = build_parser("train.py").subcommands()[subcommand]
     actions = {name: action for action in parser._actions for name in action.option_strings}
     defaults = parser.get_defaults()
-    for flags in COMMON.values():
+    for flags in flags_of(subcommand).values():
         for flag in flags:
-            if subcommand == "fit" or not flag.fit_only:
-                assert flag.name in actions
-                if flag.default is not None:
-                    assert str(defaults.get(flag.name.removeprefix("--"))) == str(flag.default)
+            assert flag.name in actions
+            if flag.default is not None:
+                assert str(defaults.get(flag.name.removeprefix("--"))) == str(flag.default)
 
 
 @pytest.mark.parametrize("subcommand", SUBCOMMANDS)

@@ -179,6 +179,9 @@ def test_bf16_is_probed_as_it_is_trained(tmp_path, corpus):
 def test_the_entropy_of_frequencies_is_what_a_unigram_model_pays():
     assert frequency_entropy(np.array([5] * 10, dtype=np.uint16)) == 0
     assert frequency_entropy(np.arange(8, dtype=np.uint32)) == pytest.approx(math.log(8))
+    # Two texts one after the other: both are counted, though not whole.
+    both = np.repeat([3, 900], 5000)
+    assert frequency_entropy(both, most=1000) == pytest.approx(math.log(2), abs=1e-3)
 
 
 @pytest.mark.parametrize("settings", [{"every_n_steps": 0}, {"sequences": 0}])

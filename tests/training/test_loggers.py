@@ -5,6 +5,8 @@ import csv
 import pytest
 
 from gpt.training.loggers import MetricsCSV, WandbRunId, wandb_mode
+from gpt.training.throughput import Throughput
+from tests.training.small import fit
 
 
 def rows(path):
@@ -81,3 +83,13 @@ def test_the_run_id_is_taken_from_the_checkpoint():
     checkpoint = {"callbacks": {callback.state_key: callback.state_dict()}}
     assert WandbRunId.of(checkpoint) == "abcd1234"
     assert len({WandbRunId.of(None), WandbRunId.of({}), WandbRunId.of({"callbacks": {}})}) == 3
+
+
+def test_a_step_of_several_parts_has_one_row(tmp_path, corpus):
+    """With all that is known of it; what only part of a step is done for is logged when it ends."""
+    metrics = MetricsCSV(tmp_path / "metrics.csv")
+    fit(tmp_path, corpus, 3, [Throughput()], logger=[metrics], accumulate_grad_batches=2,
+        limit_val_batches=0)  # fmt: skip
+    found = rows(metrics.path)
+    assert [row["step"] for row in found] == ["1", "2", "3"]
+    assert all(row["train/loss"] and row["lr"] and row["tokens_per_s"] for row in found)

@@ -139,7 +139,7 @@ def test_the_command_writes_where_it_is_told_and_finds_a_run_by_name(
     assert capsys.readouterr().out == "page.html\n"
     assert "<svg" in Path("page.html").read_text(encoding="utf-8")
     assert not Path("runs/one/report.html").exists()
-    with pytest.raises(DataError, match=r"no run at on: .*did you mean runs/one\?"):
+    with pytest.raises(DataError, match=r"no run at on: .*did you mean one\?"):
         main(["on"], "antiphon report")
 
 

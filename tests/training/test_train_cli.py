@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 
 import pytest
 import yaml
@@ -45,6 +47,22 @@ def test_flags_win_over_the_file_and_the_file_over_the_preset(tmp_path, corpus, 
     assert got["mlp"] == "gelu"
     assert got["dropout"] == 0.0  # default
     assert config["name"] == "mine"  # after the file
+
+
+def test_a_preset_among_the_flags_wins_over_the_file_and_loses_to_other_flags(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(
+        "model:\n  config: {n_layer: 9, d_model: 96, d_ff: 100, dropout: 0.5, block_size: 8}\n"
+        "trainer: {max_steps: 1}\n"
+    )
+    got = parsed(capsys, "--model.config.block_size=32", "--model.preset", "nano",
+                 "--config=mine.yaml", "--model.config.n_head", "4")  # fmt: skip
+    assert got["model"]["preset"] == "nano"
+    config = got["model"]["config"]
+    assert (config["n_layer"], config["d_model"], config["d_ff"]) == (2, 64, None)  # preset
+    assert (config["n_head"], config["block_size"]) == (4, 32)  # flags, also before the file
+    assert config["dropout"] == 0.5  # file: no preset names it
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(got))
+    assert parsed(capsys, "--config", "again.yaml")["model"] == got["model"]
 
 
 @pytest.mark.parametrize(
@@ -92,13 +110,42 @@ def test_every_shipped_config_is_accepted(name, capsys):
     [
         (["fit", "--model.preset", "gpt2-124"], 1, "did you mean gpt2-124m"),
         (["fit", "--model.config.n_layer", "0"], 1, "n_layer is 0"),
-        (["fit", "--model.config.n_layer", "two"], 2, "model.config.n_layer"),
+        (
+            ["fit", "--model.config.n_layer", "two"],
+            2,
+            "model.config.n_layer is 'two', but must be a whole number\n",
+        ),
+        (["fit", "--checkpoint.every_minutes", "x"], 2, "is 'x', but must be a number or null\n"),
+        (["fit", "--tensorboard", "maybe"], 2, "must be true or false"),
+        (["fit", "--trainer.devices", "[x"], 1, "trainer.devices [x"),
+        (["fit", "--config", "diary.txt"], 2, "diary.txt is not a mapping of settings; a text to"),
         (["fit", "--model.config.n_layr", "2"], 2, "--model.config.n_layr"),
         (["fit", "--model.d_model", "8"], 2, "did you mean --model.config.d_model?"),
         (["fit", "--data.sorce=x"], 2, "did you mean --data.source?"),
         (["fit", "--max_stepz", "2"], 2, "did you mean --trainer.max_steps?"),
         (["fit", "--zzzzzzzz", "2"], 2, "unrecognized arguments: --zzzzzzzz 2\n"),
-        (["fit", "--config", "typo.yaml"], 2, "model.config.n_layr"),
+        (
+            ["fit", "--config", "typo.yaml"],
+            2,
+            "typo.yaml: there is no setting model.config.n_layr; did you mean model.config.n_layer",
+        ),
+        (
+            ["fit", "--config=top.yaml"],
+            2,
+            "top.yaml: there is no setting modle.preset; did you mean model.preset?",
+        ),
+        (
+            ["fit", "--config", "value.yaml"],
+            2,
+            "value.yaml: model.optimizer.schedule is 'cosin', but must be one of wsd, cosine",
+        ),
+        (["fit", "--config", "value.yaml"], 2, "constant; did you mean cosine?"),
+        (["fit", "--config", "seed.yaml"], 2, "did you mean seed_everything?"),
+        (["fit", "--trainer.precision", "bf16-mixd"], 2, "did you mean bf16-mixed?"),
+        (["fit", "--resume", "--ckpt_path", "last"], 1, "both given"),
+        (["test", "--resume"], 1, "--ckpt_path last"),
+        (["fit", "--guard.factor", "0"], 1, "guard.factor is 0"),
+        (["fit", "--checkpoint.every_n_steps", "0"], 1, "checkpoint.every_n_steps is 0"),
         (["fit", "--config", "broken.yaml"], 2, "broken.yaml"),
         (["fit", "--config", "nowhere"], 1, "no config 'nowhere'"),
         (["fit", "--config=nowhere"], 1, "no config 'nowhere'"),
@@ -121,7 +168,11 @@ def test_every_shipped_config_is_accepted(name, capsys):
 def test_a_mistake_is_one_line_and_a_status(tmp_path, capsys, monkeypatch, arguments, status, told):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (tmp_path / "typo.yaml").write_text("model: {config: {n_layr: 2}}\n")
+    (tmp_path / "top.yaml").write_text("modle: {preset: nano}\n")
+    (tmp_path / "seed.yaml").write_text("seed: 3\n")
+    (tmp_path / "value.yaml").write_text("model: {optimizer: {schedule: cosin}}\n")
     (tmp_path / "broken.yaml").write_text("model: [\n")
+    (tmp_path / "diary.txt").write_text("It rained.\nIt rained again.\n")
     assert main(arguments) == status
     out, err = capsys.readouterr()
     assert out == ""
@@ -170,9 +221,61 @@ def test_a_refused_run_leaves_the_earlier_one_as_it_was_and_a_new_one_says_so(
     assert main(["fit", *tiny, "--trainer.fast_dev_run", "true"]) == 0
     assert contents(folder) == before
     assert main(["fit", *tiny, "--trainer.max_steps", "1"]) == 0
-    told = "runs/run holds a run of 2 steps; starting over (to go on with it: --resume)"
+    told = "runs/run holds a run of 2 steps; starting over (to go on with it: --resume). Its ch"
     assert told in capsys.readouterr().err
     assert (folder / "samples.txt").read_text().count("--- step") == 1
+
+
+def test_resume_goes_on_with_what_is_whole_begins_where_there_is_nothing_and_ends_when_done(
+    tmp_path, corpus, capsys
+):
+    tiny = ["fit", "--resume", "--data.source", str(corpus), "--data.tokenizer", "bytes",
+            "--data.batch_size", "1", "--trainer.accelerator", "cpu", "--samples.max_tokens", "2",
+            "--model.config", "{n_layer: 1, d_model: 8, n_head: 2, block_size: 16}",
+            "--checkpoint.every_n_steps=1", "--model.optimizer.schedule=constant"]  # fmt: skip
+    folder = tmp_path / "runs" / "run"
+    last = folder / "checkpoints" / "last.ckpt"
+
+    def run(steps):
+        assert main([*tiny, "--trainer.max_steps", str(steps)]) == 0
+        out, err = capsys.readouterr()
+        assert "error" not in err
+        assert "not exact" not in out
+        assert yaml.safe_load((folder / "config.yaml").read_text())["resume"] is False
+        return out
+
+    assert "nothing to resume in runs/run: it has no checkpoint; starting from the" in run(2)
+    shutil.rmtree(folder / "model")
+    told = run(2)
+    assert "resuming from runs/run/checkpoints/last.ckpt at step 2, nothing left to train" in told
+    assert (folder / "model").is_dir()
+    assert "last.ckpt at step 2, 1 steps left" in run(3)
+    last.write_bytes(last.read_bytes()[:-1000])
+    told = run(4)
+    assert "last.ckpt is damaged" in told
+    assert "resuming from runs/run/checkpoints/previous.ckpt at step 2, 2 steps left" in told
+    assert (folder / "samples.txt").read_text().count("--- step") == 2  # of steps 2 and 4
+    for path in last.parent.iterdir():
+        path.unlink()
+        path.write_bytes(b"")
+    assert "no whole checkpoint of its own; starting from the beginning" in run(1)
+    assert (folder / "samples.txt").read_text().count("--- step") == 1
+
+
+def test_a_full_disk_ends_with_one_line_and_status_1(tmp_path, corpus, capsys):
+    tiny = ["fit", "--data.source", str(corpus), "--data.tokenizer", "bytes",
+            "--trainer.accelerator", "cpu", "--samples.every_n_steps", "null",
+            "--trainer.max_steps", "2", "--diagnosis.every_n_steps", "null",
+            "--model.config", "{n_layer: 1, d_model: 8, n_head: 2, block_size: 16}"]  # fmt: skip
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
+    try:
+        assert main(tiny) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    line = capsys.readouterr().err.replace("\r", "\n").splitlines()[-1]
+    assert line.startswith("train.py: error: cannot write runs/run/checkpoints/last.ckpt: File too")
+    assert not list((tmp_path / "runs" / "run").rglob("*.ckpt*"))
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "16-true", 16, "16"])

@@ -1,0 +1,235 @@
+"""The memory that training takes, estimated before it is taken.
+
+    peak = weights + optimizer + average + (1 + slack) · the largest of
+             end of the forward     gradients of the last step + kept + logits
+             the loss's backward    gradients, if they accumulate + kept + logits' gradients
+             a layer computed again gradients + layers' inputs + one layer whole
+             evaluation             gradients + logits
+
+**Weights, gradients** and the two means of AdamW are as many numbers as the model has parameters,
+in float32 unless the run is `bf16-true`. The gradients of a step live until the next backward
+begins.
+
+**Kept** is what autograd keeps of the forward for the backward. In units of (batch × block) tokens,
+with C = d_model, F = d_ff, q = n_head · head_dim, k = n_kv_head · head_dim, one layer keeps
+
+    2 · norm(C) + (q + 2k) + turned(q + k) + qk_norm(q + k) + q + m·F (+ 2C dropout)
+
+numbers: what goes into each norm and comes out of it, the projections, queries and keys once more
+where they are normalised or turned, what attention returns, and what the MLP goes through (m = 2,
+for SwiGLU 4). An RMSNorm keeps its input twice, the second time
+normalised. Under bf16 the linear layers keep two bytes a number and the norms four. Around the
+layers there is the final norm and, in float32, a probability per word of the vocabulary. A masked
+pattern keeps one float mask of block × block a layer, `alibi` one of n_head · block × block in all,
+`relative` the weights of every head and sequence. Mixed precision keeps a bf16 copy of each
+matrix. With activation checkpointing a layer keeps only its input, and is whole one at a time.
+
+**Logits** come in float32 once forward, and twice backward beside the probabilities kept: for small
+models with large vocabularies they are most of it.
+
+**Slack**: what comes and goes each step leaves holes. The live tensors were within 3 % of the
+formula on models of 1 to 14 M parameters; the process held 0.4 of what comes and goes besides, and
+up to 0.1 GiB (glibc's allocator). torch's own allocator on a GPU holds less.
+
+What torch compiles keeps less, so this is the upper end then. `tests/test_footprint.py` holds the
+kept part to what autograd really keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpt.config import GPTConfig
+from gpt.patterns import parse_patterns
+from gpt.size import matrix_count, parameter_count
+
+LIBRARIES = 550 * 2**20
+"""What Python, torch and Lightning take themselves, with holes; a CUDA context takes as much."""
+CPU_SLACK, GPU_SLACK = 0.4, 0.15
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training step works on, per process.
+
+    Attributes:
+        batch_size: blocks of one forward.
+        eval_batch_size: blocks of one forward in evaluation.
+        precision: Lightning's name: `32-true`, `bf16-mixed`, `bf16-true`, `16-mixed`, `64-true`.
+        accumulate: forwards per step.
+        checkpointing: whether blocks are computed again for the gradients.
+        average: whether a running average of the weights is kept.
+    """
+
+    batch_size: int
+    eval_batch_size: int | None = None
+    precision: str = "32-true"
+    accumulate: int = 1
+    checkpointing: bool = False
+    average: bool = False
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one parameter."""
+        if self.precision.startswith("64"):
+            return 8
+        return 2 if self.precision.endswith("16-true") else 4
+
+    @property
+    def product_bytes(self) -> int:
+        """Of one number that a linear layer takes or gives."""
+        return 2 if "16" in self.precision else self.weight_bytes
+
+    @property
+    def exact_bytes(self) -> int:
+        """Of one number where half precision is not enough: norms and the loss."""
+        return max(4, self.weight_bytes)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a training process at its largest, by what they are for.
+
+    Attributes:
+        gradients, activations, logits: at the moment of the step when they are most together.
+        slack: what the allocator holds besides.
+    """
+
+    weights: int
+    optimizer: int
+    average: int
+    gradients: int
+    activations: int
+    logits: int
+    slack: int
+
+    @property
+    def peak(self) -> int:
+        """Without `LIBRARIES`."""
+        return (
+            self.weights + self.optimizer + self.average
+            + self.gradients + self.activations + self.logits + self.slack
+        )  # fmt: skip
+
+
+def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK) -> Footprint:
+    """The estimate, by the formulas of this module.
+
+    Args:
+        slack: held beside what comes and goes, as a share of it.
+    """
+    n = parameter_count(config)
+    V, word, exact = config.vocab_size, training.product_bytes, training.exact_bytes
+    tokens = training.batch_size * config.block_size
+    copies = 0 if word == training.weight_bytes else word * matrix_count(config)
+    gradients = training.weight_bytes * n
+    kept = kept_bytes(config, training) + copies
+    forward = V * (exact if word == exact else word + exact)  # a float32 copy of half logits
+    seen = (training.eval_batch_size or training.batch_size) * config.block_size
+    phases = [
+        (gradients, kept, tokens * forward),
+        (gradients if training.accumulate > 1 else 0, kept, tokens * V * 2 * exact),
+        (gradients, 0, seen * V * (word + exact)),
+    ]
+    if training.checkpointing:
+        whole = tokens * _layer_bytes(config, training) + _mask_bytes(config, training)
+        inputs = config.n_layer * tokens * _stream_bytes(config, training)
+        inputs += _shared_bytes(config, training)
+        phases.append((gradients, inputs + whole + copies, 0))
+    largest = max(phases, key=sum)
+    return Footprint(
+        weights=training.weight_bytes * n,
+        optimizer=2 * training.weight_bytes * n,
+        average=4 * n if training.average else 0,
+        gradients=largest[0],
+        activations=largest[1],
+        logits=largest[2],
+        slack=int(slack * sum(largest)),
+    )
+
+
+def kept_bytes(config: GPTConfig, training: Training) -> int:
+    """What autograd keeps of one forward, but for weights and their copies."""
+    tokens = training.batch_size * config.block_size
+    C, exact, word = config.d_model, training.exact_bytes, training.product_bytes
+    if training.checkpointing:
+        layers = config.n_layer * tokens * _stream_bytes(config, training)
+    else:
+        layers = config.n_layer * tokens * _layer_bytes(config, training)
+        layers += _mask_bytes(config, training)
+    around = config.vocab_size * exact
+    around += _norm_bytes(config, training) if config.norm_place == "pre" else C * word
+    if config.logit_softcap is not None:
+        around += config.vocab_size * word
+    if config.dropout:
+        around += C * word
+    return layers + _shared_bytes(config, training) + tokens * around
+
+
+def _layer_bytes(config: GPTConfig, training: Training) -> int:
+    """Kept by one layer for one token."""
+    exact, word = training.exact_bytes, training.product_bytes
+    queries = config.n_head * config.head_width
+    keys = config.kv_heads * config.head_width
+    mlp = (4 if config.mlp == "swiglu" else 2) * config.mlp_width
+    total = 2 * _norm_bytes(config, training)
+    total += word * (queries + 2 * keys + queries + mlp) + exact * config.n_head
+    if config.position == "rotary" or config.qk_norm:
+        total += word * (queries + keys)
+    if config.qk_norm:
+        # Half precision is left for the norm: its input is kept once more, widened.
+        total += exact * (queries + keys) * (1 if word == exact else 2)
+    if config.dropout:
+        total += 2 * word * config.d_model
+    if config.attn_dropout:  # the plain kernel: scores, weights, and what was dropped
+        total += 3 * exact * config.n_head * config.block_size
+    elif config.position == "relative":  # the plain kernel: weights
+        total += exact * config.n_head * config.block_size
+    if config.position == "relative":  # and scaled copies of what goes into it
+        total += 4 * word * queries
+    return total
+
+
+def _stream_bytes(config: GPTConfig, training: Training) -> int:
+    """The residual stream of one token: mixed precision leaves it in float32."""
+    word, exact = training.product_bytes, training.exact_bytes
+    return config.d_model * (word if word == training.weight_bytes else exact)
+
+
+def _norm_bytes(config: GPTConfig, training: Training) -> int:
+    """What goes into a norm of the stream, and what comes out."""
+    exact, word = training.exact_bytes, training.product_bytes
+    if config.norm == "layernorm":
+        return _stream_bytes(config, training) + config.d_model * word
+    return config.d_model * (2 * exact + word)
+
+
+def _mask_bytes(config: GPTConfig, training: Training) -> int:
+    """Of all layers: a pattern that the fused kernel cannot draw itself is a table of what may be
+    added, unless it is run by block rows, which keep none."""
+    if config.position == "alibi":
+        return 0
+    square = config.block_size**2
+    patterns = parse_patterns(config.patterns)
+    total = 0
+    for pattern in (patterns.of_layer(i) for i in range(config.n_layer)):
+        plain = pattern.causal_until >= config.block_size
+        by_rows = not plain and config.block_size >= 512 and pattern.pairs(config.block_size) < (
+            0.45 * square  # see SPARSE_FROM and SPARSE_SHARE in gpt.plan; blocks are a bit coarser
+        )  # fmt: skip
+        if by_rows:
+            continue
+        if config.position == "relative":  # distances as int64, and the mask
+            total += 9 * square
+        elif not plain:
+            total += training.product_bytes * square
+    return total
+
+
+def _shared_bytes(config: GPTConfig, training: Training) -> int:
+    """A term of the scores that all layers share; autocast alone makes it in half precision."""
+    if config.position != "alibi":
+        return 0
+    mixed = training.product_bytes < training.weight_bytes
+    number = training.product_bytes if mixed else training.exact_bytes
+    return number * config.n_head * config.block_size**2

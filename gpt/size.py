@@ -1,0 +1,81 @@
+"""How large a model is, counted from its configuration alone: no torch, no weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpt.config import GPTConfig
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Parameters of one kind.
+
+    Attributes:
+        name: what they are for.
+        shape: of one of them, as in the weights file.
+        times: how many there are, over all layers.
+        shared: whether they are another part's, and are neither stored nor counted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    times: int = 1
+    shared: bool = False
+
+    @property
+    def count(self) -> int:
+        return 0 if self.shared else self.times * math.prod(self.shape)
+
+
+def parts(config: GPTConfig) -> list[Part]:
+    """Every parameter of the model, in the order in which a token meets them."""
+    C, D, F, V, L = (
+        config.d_model, config.head_width, config.mlp_width, config.vocab_size, config.n_layer,
+    )  # fmt: skip
+    queries, keys = config.n_head * D, config.kv_heads * D
+    found = [Part("embedding", (V, C))]
+    if config.position == "learned":
+        found.append(Part("positions", (config.block_size, C)))
+    found += [
+        Part("attention query", (queries, C), L),
+        Part("attention key", (keys, C), L),
+        Part("attention value", (keys, C), L),
+        Part("attention out", (C, queries), L),
+    ]
+    if config.position == "relative":
+        found.append(Part("relative keys", (config.relative_distance + 1, D), L))
+    if config.qk_norm:
+        found.append(Part("query and key norms", (D,), 2 * L))
+    if config.mlp == "swiglu":
+        found.append(Part("mlp gate", (F, C), L))
+    found += [Part("mlp up", (F, C), L), Part("mlp down", (C, F), L)]
+    inner = 2 * F if config.mlp == "swiglu" else F
+    if config.bias:
+        found.append(Part("biases", (queries + 2 * keys + C + inner + C,), L))
+    final = 1 if config.norm_place == "pre" else 0
+    found.append(Part("norms", (C,), 2 * L + final))
+    if config.norm == "layernorm" and config.bias:
+        found.append(Part("norm biases", (C,), 2 * L + final))
+    found.append(Part("head", (V, C), shared=config.tie_embeddings))
+    return found
+
+
+def parameter_count(config: GPTConfig) -> int:
+    """Trained numbers; a tied head counts once."""
+    return sum(part.count for part in parts(config))
+
+
+def matrix_count(config: GPTConfig) -> int:
+    """Numbers in the matrices that tokens are multiplied with, the head always among them."""
+    multiplied = ("attention ", "mlp ")
+    blocks = sum(part.count for part in parts(config) if part.name.startswith(multiplied))
+    return blocks + config.vocab_size * config.d_model
+
+
+def kv_bytes_per_token(config: GPTConfig, dtype: str) -> int:
+    """Bytes that a token's keys and values take in the cache, over all layers."""
+    return 2 * config.n_layer * config.kv_heads * config.head_width * BYTES[dtype]

@@ -1,0 +1,126 @@
+"""Sizes and memory are counted from the configuration, and here from the real thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+
+from gpt.cache import KVCache
+from gpt.config import GPTConfig
+from gpt.footprint import Training, footprint, kept_bytes
+from gpt.inspect import DEFAULT_BATCH, DEFAULT_BPE
+from gpt.model import GPT
+from gpt.size import kv_bytes_per_token, matrix_count, parameter_count, parts
+from tests.strategies import configs
+
+B, T = 2, 64
+
+
+@settings(max_examples=40, deadline=None)
+@given(configs())
+def test_every_parameter_is_in_one_part(config: GPTConfig) -> None:
+    with torch.device("meta"):
+        model = GPT(config)
+    assert parameter_count(config) == model.num_params()
+    shapes = {tuple(p.shape) for name, p in model.named_parameters() if name.endswith("weight")}
+    for part in parts(config):
+        split = part.name.startswith(("attention query", "attention key", "attention value"))
+        if not split and part.name not in ("mlp up", "mlp gate", "biases"):
+            assert part.shape in shapes, part
+
+
+@settings(max_examples=20, deadline=None)
+@given(configs())
+def test_a_token_s_keys_and_values_take_what_the_cache_holds(config: GPTConfig) -> None:
+    assert kv_bytes_per_token(config, "float32") == KVCache.page_bytes(config, 1)
+    assert kv_bytes_per_token(config, "bfloat16") * 2 == KVCache.page_bytes(config, 1)
+
+
+def kept_by_autograd(config: GPTConfig, *, half: str = "", recompute: bool = False) -> int:
+    """Bytes that autograd keeps between forward and backward, parameters left out."""
+    torch.manual_seed(0)
+    model = GPT(config).train()
+    model.activation_checkpointing = recompute
+    if half == "true":
+        model = model.bfloat16()
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # holds it, so no address comes back
+        return tensor
+
+    ids = torch.randint(config.vocab_size, (B, config.block_size))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half == "mixed"):
+            logits = model(ids)
+        F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+BASE = {"vocab_size": 300, "block_size": T, "n_layer": 3, "n_head": 4, "d_model": 64}
+VARIANTS = {
+    "plain": {},
+    "gpt-2": {"position": "learned", "norm": "layernorm", "mlp": "gelu", "qk_norm": False},
+    "swiglu": {"mlp": "swiglu", "n_kv_head": 1},
+    "post": {"norm_place": "post", "dropout": 0.1, "bias": True},
+    "window": {"pattern": "window:8", "logit_softcap": 5.0},
+    "attention dropout": {"attn_dropout": 0.1},
+    "none": {"position": "none"},
+    "alibi": {"position": "alibi", "pattern": "window:8"},
+    "relative": {"position": "relative"},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_what_is_kept_for_the_backward_is_what_autograd_keeps(name: str, precision: str) -> None:
+    config = GPTConfig(**{**BASE, **VARIANTS[name]})
+    real = kept_by_autograd(config, half=precision.partition("-")[2] * precision.startswith("bf"))
+    ours = kept_bytes(config, Training(B, precision=precision))
+    if precision == "bf16-mixed":
+        ours += 2 * matrix_count(config)  # the copies that autocast makes
+    assert ours == pytest.approx(real, rel=0.04)
+
+
+def test_checkpointing_keeps_what_enters_each_block() -> None:
+    config = GPTConfig(**BASE)
+    real = kept_by_autograd(config, recompute=True)
+    assert kept_bytes(config, Training(B, checkpointing=True)) == pytest.approx(real, rel=0.04)
+
+
+def test_the_peak_is_the_largest_moment_of_a_step() -> None:
+    config = GPTConfig(**BASE)
+    n, tokens = parameter_count(config), 4 * T
+    need = footprint(config, Training(4), slack=0.0)
+    assert need.weights == 4 * n
+    assert need.optimizer == 8 * n
+    assert need.peak == need.weights + need.optimizer + max(
+        4 * n + kept_bytes(config, Training(4)) + 4 * tokens * 300,
+        kept_bytes(config, Training(4)) + 8 * tokens * 300,
+    )
+    more = footprint(config, Training(4, accumulate=2, average=True), slack=0.0)
+    assert more.average == 4 * n
+    assert more.gradients == 4 * n
+    large = footprint(config, Training(4, eval_batch_size=4000), slack=0.0)
+    assert large.logits == 4000 * T * 300 * 8
+    assert (
+        footprint(config, Training(4, checkpointing=True)).peak
+        < footprint(config, Training(4)).peak
+    )
+
+
+def test_defaults_are_those_of_the_trainer() -> None:
+    from gpt.training.data import TextDataModule
+
+    defaults = inspect.signature(TextDataModule).parameters
+    assert defaults["batch_size"].default == DEFAULT_BATCH
+    assert defaults["eval_batch_size"].default == DEFAULT_BATCH
+    assert defaults["vocab_size"].default == DEFAULT_BPE
+    assert {field.name for field in dataclasses.fields(Training)} >= {"batch_size", "precision"}

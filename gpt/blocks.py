@@ -85,8 +85,17 @@ class BlockPlan:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
+def sparse_plan(
+    pattern: Pattern, time: int, device: torch.device | str, most: float
+) -> BlockPlan | None:
+    """The block rows of a pattern over `time` tokens; None if they compute more than `most` of the
+    square."""
+    finest = cut(pattern, time, SIZES[0], torch.device(device))
+    return block_plan(pattern, time, device) if finest.scores <= most * time * time else None
+
+
 def block_plan(pattern: Pattern, time: int, device: torch.device | str = "cpu") -> BlockPlan:
-    """The block rows of a pattern over `time` tokens; kept, since training asks every step."""
+    """The block rows of a pattern over `time` tokens, of the size that suits it."""
     small, *larger = (cut(pattern, time, size, torch.device(device)) for size in SIZES)
     chosen: BlockPlan = small
     for plan in larger:
@@ -97,7 +106,7 @@ def block_plan(pattern: Pattern, time: int, device: torch.device | str = "cpu") 
 
 @lru_cache(maxsize=64)
 def cut(pattern: Pattern, time: int, size: int, device: torch.device | None = None) -> BlockPlan:
-    """The block rows of this size."""
+    """The block rows of this size; kept, since training asks every step."""
     known: dict[object, Tensor] = {}
     by_width: dict[int, list[tuple[int, Tensor, Tensor, tuple[int, int] | None]]] = {}
     for row in range(-(-time // size)):

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpt.blocks import BlockPlan, block_plan
+from gpt.blocks import BlockPlan, sparse_plan
 from gpt.pages import NULL_PAGE, pages_for
 from gpt.patterns import Causal, LayerPatterns, Pattern
 
@@ -304,7 +304,7 @@ def _whole(
     if time >= SPARSE_FROM:
         if pattern.residues is not None:
             return _by_residue(batch, index, *pattern.residues, rows, at)
-        blocks = _blocks(pattern, time, index.device)
+        blocks = sparse_plan(pattern, time, index.device, SPARSE_SHARE)
         if blocks is not None:
             return (Group(batch, time, time, at, at, rows=rows, blocks=blocks),)
     mask = pattern.allowed(index[:, None], index)[None, None]
@@ -330,12 +330,6 @@ def _by_residue(
     return tuple(groups)
 
 
-def _blocks(pattern: Pattern, time: int, device: torch.device) -> BlockPlan | None:
-    """The pattern as block rows, if that pays."""
-    blocks = block_plan(pattern, time, device)
-    return blocks if blocks.scores <= SPARSE_SHARE * time * time else None
-
-
 def _packed_group(index: Tensor, starts: Tensor, pattern: Pattern, rows: Tensor | None) -> Group:
     """Blocks of several documents; `starts` (b, T) is where the document of each token begins.
 
@@ -345,7 +339,7 @@ def _packed_group(index: Tensor, starts: Tensor, pattern: Pattern, rows: Tensor 
     b, time = starts.shape
     places = index - starts  # counted within documents
     if time >= SPARSE_FROM and pattern.relative and time > pattern.causal_until:
-        blocks = _blocks(pattern, time, index.device)
+        blocks = sparse_plan(pattern, time, index.device, SPARSE_SHARE)
         if blocks is not None:
             return Group(b, time, time, places, places, rows=rows, blocks=blocks, first_key=starts)
     same = starts[:, :, None] == starts[:, None, :]

@@ -94,6 +94,7 @@ def sparse_plan(
     return block_plan(pattern, time, device) if finest.scores <= most * time * time else None
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def block_plan(pattern: Pattern, time: int, device: torch.device | str = "cpu") -> BlockPlan:
     """The block rows of a pattern over `time` tokens, of the size that suits it."""
     small, *larger = (cut(pattern, time, size, torch.device(device)) for size in SIZES)

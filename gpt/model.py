@@ -21,6 +21,13 @@ from gpt.plan import AttentionPlan, LayerPlan
 from gpt.positions import Alibi, LearnedPositions, sinusoidal
 from gpt.rotary import RotaryTable, rotary_table
 
+LEARNED_TERM_BY_ROWS, FIXED_TERM_BY_ROWS = 512, 1024
+"""Tokens from which causal attention with a term of the scores runs by block rows: memory is then
+linear in the length. Measured on CPU, 8 heads of 64, forward and backward: a learned term takes 71
+against 92 ms at 512 tokens and 808 against 2,229 at 2,048, where the fused kernel has no gradient
+for it; ALiBi 172 against 197 at 1,024 and as long at 2,048, without its (H, T, T) numbers. (On a
+GPU the fused kernel takes a fixed term in its stride.)"""
+
 
 class MLP(nn.Module):
     """Two matrices with a bend between them; SwiGLU has a third that opens and closes the bend."""
@@ -151,7 +158,11 @@ class GPT(nn.Module):
         elif self.config.position == "sinusoidal":
             C = self.config.d_model
             x = x * C**0.5 + sinusoidal(plan.positions, C, x.dtype)
+        elif self.config.position == "relative":
+            plan = plan.by_block_rows(LEARNED_TERM_BY_ROWS)
         elif self.config.position == "alibi":
+            if x.device.type == "cpu":
+                plan = plan.by_block_rows(FIXED_TERM_BY_ROWS)
             alibi, dtype = Alibi(self.config.n_head), bias_dtype(x)
             plan = plan.with_bias(lambda q_pos, k_pos: alibi.bias(q_pos, k_pos, dtype))
         x = self.drop(x)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpt.blocks import BlockPlan, sparse_plan
+from gpt.blocks import BlockPlan, block_plan, sparse_plan
 from gpt.pages import NULL_PAGE, pages_for
 from gpt.patterns import Causal, LayerPatterns, Pattern
 
@@ -160,6 +160,20 @@ class AttentionPlan:
                 if group.blocks is not None
                 else replace(group, bias=group.hide(bias(group.q_pos, group.k_pos)))
                 for group in kind.groups
+            )
+            kinds.append(replace(kind, groups=groups))
+        return replace(self, kinds=tuple(kinds))
+
+    def by_block_rows(self, shortest: int) -> AttentionPlan:
+        """The plan with whole causal sequences from `shortest` tokens on in block rows, which make
+        a term of the scores row by row where the fused kernel wants all of it at once."""
+        kinds = []
+        for kind in self.kinds:
+            groups = tuple(
+                replace(g, causal=False, blocks=block_plan(Causal(), g.t, g.q_pos.device))
+                if g.causal and g.pages is None and g.t >= shortest
+                else g
+                for g in kind.groups
             )
             kinds.append(replace(kind, groups=groups))
         return replace(self, kinds=tuple(kinds))

@@ -102,9 +102,9 @@ class RelativeKeys(nn.Module):
     see. Everything further back than m looks m back.
 
     As in their section 3.3, q a^T is made for the m + 1 distances and then spread over the keys, so
-    no (t, s, D) tensor exists. The term depends on the queries: torch's fused kernel has no
-    gradient for it, and training takes the plain one, whose memory grows with the square of the
-    length.
+    no (t, s, D) tensor exists. The term depends on the queries, and torch's fused kernel has no
+    gradient for it: long sequences are trained by block rows (`gpt.blocksparse`), which make it row
+    by row, short ones by the plain kernel.
     """
 
     def __init__(self, config: GPTConfig) -> None:

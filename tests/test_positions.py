@@ -10,7 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpt.attention
+import gpt.model
 from gpt.attention import attend
+from gpt.blocksparse import block_sparse_attention
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.model import GPT
@@ -307,6 +310,29 @@ def test_block_rows_add_the_term_as_the_dense_mask_does(
     assert (rows[0] - dense[0]).abs().max() <= 1e-10 * dense[0].abs().max()
     for a, b in zip(rows[1], dense[1], strict=True):
         assert (a - b).abs().max() <= 1e-9 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("position", ["alibi", "relative"])
+def test_causal_attention_with_a_term_takes_block_rows_and_no_square(
+    position: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time, calls = 600, []
+
+    def spy(*args: object) -> torch.Tensor:
+        calls.append(args)
+        return block_sparse_attention(*args)
+
+    monkeypatch.setattr(gpt.attention, "block_sparse_attention", spy)
+    monkeypatch.setattr(gpt.model, "FIXED_TERM_BY_ROWS", 600)
+    model = build(SMALL.replace(position=position, block_size=time))
+    ids = torch.randint(1, 32, (2, time), generator=torch.Generator().manual_seed(0))
+    found = model(ids)
+    assert len(calls) == model.config.n_layer
+    wanted = model(ids, masked(ids, model.pattern))
+    assert len(calls) == model.config.n_layer
+    assert (found - wanted).abs().max() <= 1e-10 * wanted.abs().max()
+    model(ids[:, :500])
+    assert len(calls) == model.config.n_layer, "short sequences keep the fused kernel"
 
 
 def masked(ids: torch.Tensor, rule: LayerPatterns) -> AttentionPlan:

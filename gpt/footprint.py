@@ -17,12 +17,13 @@ with C = d_model, F = d_ff, q = n_head · head_dim, k = n_kv_head · head_dim, o
 
 numbers: what goes into each norm and comes out of it, the projections, queries and keys once more
 where they are normalised or turned, what attention returns, and what the MLP goes through (m = 2,
-for SwiGLU 4). An RMSNorm keeps its input twice, the second time
-normalised. Under bf16 the linear layers keep two bytes a number and the norms four. Around the
-layers there is the final norm and, in float32, a probability per word of the vocabulary. A masked
-pattern keeps one float mask of block × block a layer, `alibi` one of n_head · block × block in all,
-`relative` the weights of every head and sequence. Mixed precision keeps a bf16 copy of each
-matrix. With activation checkpointing a layer keeps only its input, and is whole one at a time.
+for SwiGLU 4). An RMSNorm keeps its input twice, the second time normalised. Under bf16 the linear
+layers keep two bytes a number and the norms four. Around the layers there is the final norm and, in
+float32, a probability per word of the vocabulary. A pattern that runs by block rows keeps float32
+copies of queries, keys, values and what comes out; a masked one a float mask of block × block a
+layer, `alibi` one of n_head · block × block in all (block rows need none), `relative` below 512
+tokens the weights of every head and sequence. Mixed precision keeps a bf16 copy of each matrix.
+With activation checkpointing a layer keeps only its input, and is whole one at a time.
 
 **Logits** come in float32 once forward, and twice backward beside the probabilities kept: for small
 models with large vocabularies they are most of it.
@@ -40,7 +41,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpt.config import GPTConfig
-from gpt.patterns import parse_patterns
+from gpt.patterns import Pattern, parse_patterns
 from gpt.size import matrix_count, parameter_count
 
 LIBRARIES = 550 * 2**20
@@ -132,7 +133,7 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
         (gradients, 0, seen * V * (word + exact)),
     ]
     if training.checkpointing:
-        whole = tokens * _layer_bytes(config, training) + _mask_bytes(config, training)
+        whole = max(_layers(config, training))
         inputs = config.n_layer * tokens * _stream_bytes(config, training)
         inputs += _shared_bytes(config, training)
         phases.append((gradients, inputs + whole + copies, 0))
@@ -155,8 +156,7 @@ def kept_bytes(config: GPTConfig, training: Training) -> int:
     if training.checkpointing:
         layers = config.n_layer * tokens * _stream_bytes(config, training)
     else:
-        layers = config.n_layer * tokens * _layer_bytes(config, training)
-        layers += _mask_bytes(config, training)
+        layers = sum(_layers(config, training))
     around = config.vocab_size * exact
     around += _norm_bytes(config, training) if config.norm_place == "pre" else C * word
     if config.logit_softcap is not None:
@@ -166,8 +166,17 @@ def kept_bytes(config: GPTConfig, training: Training) -> int:
     return layers + _shared_bytes(config, training) + tokens * around
 
 
+def _layers(config: GPTConfig, training: Training) -> list[int]:
+    """Kept by each layer for all tokens."""
+    tokens = training.batch_size * config.block_size
+    alike = tokens * _layer_bytes(config, training)
+    patterns = parse_patterns(config.patterns)
+    own = {pattern: _pattern_bytes(config, training, pattern) for pattern in patterns.kinds}
+    return [alike + own[patterns.of_layer(i)] for i in range(config.n_layer)]
+
+
 def _layer_bytes(config: GPTConfig, training: Training) -> int:
-    """Kept by one layer for one token."""
+    """Kept by one layer for one token, whatever its pattern."""
     exact, word = training.exact_bytes, training.product_bytes
     queries = config.n_head * config.head_width
     keys = config.kv_heads * config.head_width
@@ -183,10 +192,6 @@ def _layer_bytes(config: GPTConfig, training: Training) -> int:
         total += 2 * word * config.d_model
     if config.attn_dropout:  # the plain kernel: scores, weights, and what was dropped
         total += 3 * exact * config.n_head * config.block_size
-    elif config.position == "relative":  # the plain kernel: weights
-        total += exact * config.n_head * config.block_size
-    if config.position == "relative":  # and scaled copies of what goes into it
-        total += 4 * word * queries
     return total
 
 
@@ -204,26 +209,37 @@ def _norm_bytes(config: GPTConfig, training: Training) -> int:
     return config.d_model * (2 * exact + word)
 
 
-def _mask_bytes(config: GPTConfig, training: Training) -> int:
-    """Of all layers: a pattern that the fused kernel cannot draw itself is a table of what may be
-    added, unless it is run by block rows, which keep none."""
-    if config.position == "alibi":
-        return 0
+def _pattern_bytes(config: GPTConfig, training: Training, pattern: Pattern) -> int:
+    """Kept by one layer besides, for all tokens, because of what it may see and of terms."""
+    exact, word = training.exact_bytes, training.product_bytes
     square = config.block_size**2
-    patterns = parse_patterns(config.patterns)
-    total = 0
-    for pattern in (patterns.of_layer(i) for i in range(config.n_layer)):
-        plain = pattern.causal_until >= config.block_size
-        by_rows = not plain and config.block_size >= 512 and pattern.pairs(config.block_size) < (
-            0.45 * square  # see SPARSE_FROM and SPARSE_SHARE in gpt.plan; blocks are a bit coarser
-        )  # fmt: skip
-        if by_rows:
-            continue
-        if config.position == "relative":  # distances as int64, and the mask
-            total += 9 * square
-        elif not plain:
-            total += training.product_bytes * square
-    return total
+    tokens = training.batch_size * config.block_size
+    queries = config.n_head * config.head_width
+    keys = config.kv_heads * config.head_width
+    if _by_rows(config, pattern):  # copies in float32 of all that goes in and comes out, and sums
+        copies = exact * (2 * queries + 2 * keys + config.n_head)
+        instead = word * (queries + keys) if config.position == "rotary" or config.qk_norm else 0
+        if not (config.qk_norm and word == exact):  # the norm's input, otherwise
+            instead += word * (queries + 2 * keys)
+        return tokens * (copies - instead)
+    plain = pattern.causal_until >= config.block_size
+    if config.position == "relative":
+        # The plain kernel: scaled copies of what goes in, distances as int64, the mask, weights.
+        weights = 0 if config.attn_dropout else exact * config.n_head * config.block_size
+        return tokens * (4 * word * queries + weights) + 9 * square
+    # A pattern that the fused kernel cannot draw itself is a table of what may be added.
+    return 0 if plain or config.position == "alibi" else word * square
+
+
+def _by_rows(config: GPTConfig, pattern: Pattern) -> bool:
+    """Whether the plan takes block rows: see SPARSE_FROM and SPARSE_SHARE in `gpt.plan`, and
+    LEARNED_TERM_BY_ROWS in `gpt.model`."""
+    if config.block_size < 512 or config.attn_dropout:
+        return False
+    if pattern.causal_until >= config.block_size:
+        return config.position == "relative"
+    # Blocks are a bit coarser than pairs.
+    return pattern.pairs(config.block_size) < 0.45 * config.block_size**2
 
 
 def _shared_bytes(config: GPTConfig, training: Training) -> int:

@@ -75,6 +75,8 @@ VARIANTS = {
     "none": {"position": "none"},
     "alibi": {"position": "alibi", "pattern": "window:8"},
     "relative": {"position": "relative"},
+    "block rows": {"pattern": ["window:64", "causal"], "block_size": 512, "vocab_size": 40},
+    "relative, long": {"position": "relative", "block_size": 512, "vocab_size": 40},
 }
 
 

@@ -79,7 +79,7 @@ class Attention(nn.Module):
         q, k, v = self.project(x, rotary)
         dropout = self.dropout if self.training else 0.0
         y = attend(q, k, v, plan, cache, scale=self.scale, dropout=dropout, term=self.term)
-        return self.out(y.flatten(-2))  # type: ignore[no-any-return]
+        return self.out(y.flatten(-2))  # type: ignore[no-any-return]  # as every module's call is
 
     def project(self, x: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Questions, headings and answers of the tokens: (..., H, D), (..., K, D), (..., K, D)."""
@@ -155,15 +155,10 @@ def _kernel(
 ) -> Tensor:
     """(b, H, t, D) queries against (b, K, s, D) keys, by the fastest exact route for the shape."""
     causal, mask = group.causal, group.mask
-    if group.blocks is not None:
-        if dropout == 0:
-            tables = () if term is None else term.tables
-            extra = Extra(term, tables, group.q_pos, group.k_pos, group.first_key)
-            found: Tensor = block_sparse_attention(q, k, v, group.blocks, scale, extra)
-            return found
-        # Weights that are dropped must be known again in the backward pass; the fused kernels keep
-        # them, at the price of the whole square.
-        mask = group.sight(torch.arange(group.t, device=q.device))
+    if group.blocks is not None and dropout == 0:
+        extra = Extra(term, group.q_pos, group.k_pos, group.first_key)
+        found: Tensor = block_sparse_attention(q, k, v, group.blocks, scale, extra)
+        return found
     if term is not None:
         # A fused kernel takes a term only as a mask of numbers, -inf where a query may not look.
         # (-1e9 would be no mask: half precision has no such number, and a row of them is a mean.)
@@ -172,6 +167,10 @@ def _kernel(
             mask = group.hide(term(q * scale, group.q_pos, group.k_pos))
         if q.device.type != "cpu":
             mask = mask.to(bias_dtype(q))
+    elif group.blocks is not None:
+        # Weights that are dropped must be known again in the backward pass; the fused kernels keep
+        # them, at the price of the whole square.
+        mask = group.sight(torch.arange(group.t, device=q.device))
     if group.t == 1 and q.device.type == "cpu" and dropout == 0 and not causal:
         return _one_query(q, k, v, mask, scale)
     return F.scaled_dot_product_attention(

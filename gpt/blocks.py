@@ -84,7 +84,7 @@ class BlockPlan:
         return sum(bucket.keys.numel() for bucket in self.buckets) * self.size
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch gives it no types
 def sparse_plan(
     pattern: Pattern, time: int, device: torch.device | str, most: float
 ) -> BlockPlan | None:
@@ -94,7 +94,7 @@ def sparse_plan(
     return block_plan(pattern, time, device) if finest.scores <= most * time * time else None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch gives it no types
 def block_plan(pattern: Pattern, time: int, device: torch.device | str = "cpu") -> BlockPlan:
     """The block rows of a pattern over `time` tokens, of the size that suits it."""
     small, *larger = (cut(pattern, time, size, torch.device(device)) for size in SIZES)

@@ -32,7 +32,7 @@ from gpt.blockwork import Extra, Keys, Piece, Room, Rows, Square, Work
 LOG2E = math.log2(math.e)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch gives it no types
 def block_sparse_attention(
     q: Tensor, k: Tensor, v: Tensor, plan: BlockPlan, scale: float, extra: Extra | None = None
 ) -> Tensor:
@@ -53,6 +53,7 @@ def block_sparse_attention(
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     with torch.autocast(device, enabled=False):
+        # torch gives `apply` no types
         return _BlockSparse.apply(q, k, v, plan, scale, extra, *extra.tables)  # type: ignore[no-any-return, no-untyped-call]
 
 

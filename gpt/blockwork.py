@@ -11,24 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpt.blocks import BlockPlan, Bucket
+from gpt.positions import ScoreTerm
 
 SCORES_AT_ONCE = {"cpu": 2**17, "default": 2**26}
 """Scores that are worked on at a time. On CPU, by each thread: 512 KiB of float32, to stay in a
 core's cache. Elsewhere enough that a kernel's launch is nothing beside its work."""
-
-
-class Term(Protocol):
-    """Something that a position scheme adds to the scores."""
-
-    def __call__(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        """q (b, H, t, D), already scaled; q_pos (b|1, t); k_pos (b|1, s) → (b|1, H, t, s)."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +30,19 @@ class Extra:
 
     Attributes:
         term: added to the scores.
-        tables: learned tensors in the term that want gradients.
         q_pos, k_pos: (b|1, t) positions, as the term understands them.
         first_key: (b, t) no query may see a key before this one: where its document begins.
     """
 
-    term: Term | None = None
-    tables: tuple[Tensor, ...] = ()
+    term: ScoreTerm | None = None
     q_pos: Tensor | None = None
     k_pos: Tensor | None = None
     first_key: Tensor | None = None
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """Learned tensors in the term that want gradients."""
+        return () if self.term is None else self.term.tables
 
     @property
     def per_sequence(self) -> bool:

@@ -239,11 +239,11 @@ def test_a_term_is_added_per_block_and_learns(
     k, v = (random(b, K, T, D, seed=n).requires_grad_() for n in (1, 2))
     weight = random(b, H, T, D, seed=3)
     term = make(D, H)
-    tables = tuple(term.parameters())
+    term.tables = tables = tuple(term.parameters())
     positions = torch.arange(T)[None]
     if own_positions:  # each sequence counts from a place of its own
         positions = positions + torch.tensor([[0], [5], [2]]) * (torch.arange(T) % 3)
-    extra = Extra(term, tables, positions, positions)
+    extra = Extra(term, positions, positions)
     plan = cut(parse_pattern(text), T, 8)
     found = block_sparse_attention(q, k, v, plan, 0.7, extra)
     wanted = dense(q, k, v, seen_by(text, T), 0.7, term(q * 0.7, positions, positions))

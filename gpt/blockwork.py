@@ -211,9 +211,11 @@ class Work:
         return packed.view(b * K, R, G * size, D)
 
     def unpack(self, packed: Tensor, dtype: torch.dtype, by: Tensor | None = None) -> Tensor:
-        """The inverse of `pack`, divided by `by` (like `packed`, or 1 wide). In memory it is
-        (b, t, H, D), as the output projection wants it."""
+        """The inverse of `pack`. What is divided `by` something (like `packed`, or 1 wide) lies in
+        memory as (b, t, H, D), as the output projection wants it."""
         b, K, G, R, size = self.b, self.K, self.G, self.rows, self.size
+        if by is None and G == 1 and self.t == R * size:
+            return packed.view(b, K, self.t, -1).to(dtype)
         x = packed.new_empty((b, self.t, K, G, packed.shape[-1]), dtype=dtype)
         whole = self.t // size
         rest = self.t - whole * size

@@ -6,7 +6,8 @@ A model folder is self-contained; sampling and serving need nothing else:
     model.safetensors   the weights; a tied head is stored once
     tokenizer.json      the vocabulary
 
-A Lightning checkpoint carries the same under its key `antiphon`, and the weights under `gpt.*`.
+A Lightning checkpoint carries the same under its key `antiphon`, and the weights under `gpt.*`; the
+adapters of a run with LoRA are added to them as it is read.
 Both are read as data only: no pickle is ever executed.
 """
 
@@ -29,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
+from gpt.lora import LoRAConfig, merged
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 
@@ -91,7 +93,7 @@ def load_model(
             folder = path if (path / CONFIG_FILE).exists() else path / "model"
             payload, state = _read_folder(folder, path)
             tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
-        model = _build(GPTConfig.from_dict(payload["model"]), state)
+        model = _build(GPTConfig.from_dict(payload["model"]), state, payload.get("lora"), dtype)
         check_tokenizer(tokenizer, payload["tokenizer_fingerprint"], model.config)
     except ConfigError as error:
         raise CheckpointError(f"{path} does not describe a model: {error}") from None
@@ -160,15 +162,25 @@ def save_model(
 
 
 def checkpoint_payload(
-    config: GPTConfig, tokenizer: Tokenizer, *, name: str | None = None
+    config: GPTConfig,
+    tokenizer: Tokenizer,
+    *,
+    name: str | None = None,
+    lora: LoRAConfig | None = None,
 ) -> dict[str, Any]:
-    """What makes a Lightning checkpoint self-contained: plain data, `weights_only` loads it."""
+    """What makes a Lightning checkpoint self-contained: plain data, `weights_only` loads it.
+
+    Args:
+        lora: of the adapters among the weights; None: there are none.
+    """
+    adapters = {} if lora is None else {"lora": lora.to_dict()}
     return {
         "format": FORMAT,
         "name": name,
         "model": config.to_dict(),
         "tokenizer": tokenizer.to_dict(),
         "tokenizer_fingerprint": tokenizer.fingerprint,
+        **adapters,
     }
 
 
@@ -262,8 +274,18 @@ class _NoInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
-    """A GPT with these weights. Built without memory first: random weights would be thrown away."""
+def _build(
+    config: GPTConfig,
+    state: dict[str, Tensor],
+    lora: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> GPT:
+    """A GPT with these weights. Built without memory first: random weights would be thrown away.
+
+    Args:
+        lora: settings of the adapters among the weights, which are merged.
+        dtype: of what is merged.
+    """
     for key, value in state.items():
         # Sparse, meta and expanded tensors can claim any size without having it.
         dense = value.layout is torch.strided and not value.is_meta and value.is_contiguous()
@@ -271,6 +293,8 @@ def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
             raise CheckpointError(
                 f"the weights are damaged: {key[:80]} is no plain array of floats"
             )
+    if lora is not None:
+        state = merged(state, LoRAConfig.from_dict(lora), dtype)
     layers = {key.split(".")[1] for key in state if key.startswith("blocks.")}
     if len(layers) != config.n_layer:  # before building: a damaged number could be any size
         raise CheckpointError(

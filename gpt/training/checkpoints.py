@@ -195,6 +195,8 @@ class RunCheckpoints(Checkpoint):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_trial(trainer):
             return
+        if trainer.global_step == 0:  # what the run begins with is no result of it
+            return
         assert isinstance(pl_module, GPTModule)
         assert pl_module.evaluation is not None
         loss = pl_module.evaluation.loss
@@ -344,7 +346,7 @@ class ExportModel(Callback):
             "batch_tokens": trainer.accumulate_grad_batches
             * trainer.world_size
             * pl_module.data.batch_size
-            * pl_module.config.block_size,
+            * pl_module.data.block_size,
         }
         best = self.checkpoints.best_loss
         if math.isfinite(best):

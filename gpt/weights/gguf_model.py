@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from gpt.config import GPTConfig
 from gpt.errors import CheckpointError
 from gpt.tokenizer import Tokenizer
 from gpt.weights.gguf_file import GGUFFile
-from gpt.weights.gguf_names import FAMILIES, FREQUENCIES, parts, reader
-from gpt.weights.gguf_settings import read_config, tokenizer_settings
+from gpt.weights.gguf_names import FAMILIES, FREQUENCIES, Halves, gguf_layout
+from gpt.weights.gguf_settings import read_config
+from gpt.weights.gguf_vocabulary import without_padding
+from gpt.weights.layout import stacked
 from gpt.weights.source import Foreign
 
 
-def open_gguf(path: Path | str) -> Foreign:
+def open_gguf(path: Path | str, *, vocabulary: bool = True) -> Foreign:
     """A GGUF file of the families llama (Llama 2 and 3, SmolLM2, TinyLlama, Mistral), qwen2, qwen3
     and gpt2. Only its header is read; weights are read, and dequantised, when they are asked for.
+
+    Args:
+        vocabulary: False leaves the tokenizer out: whoever asks has another.
 
     Raises:
         CheckpointError: no such file, damaged, or with a setting, tensor or type that is not
@@ -25,15 +29,20 @@ def open_gguf(path: Path | str) -> Foreign:
     """
     file = GGUFFile(path)
     config = read_config(file)
-    wanted = parts(config)
-    _check_tensors(file, config)
     family = FAMILIES[file.settings["general.architecture"]]
     template = file.settings.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{file.path}: tokenizer.chat_template is no text")
     return Foreign(
         config,
-        {name: reader(pieces, file.read, family.rope_layout) for name, pieces in wanted.items()},
-        _tokenizer(file, config),
-        template if isinstance(template, str) else None,
+        stacked(
+            Halves(file, config, family.rope_layout),
+            gguf_layout(config),
+            str(file.path),
+            FREQUENCIES.replace(".", r"\."),
+        ),
+        _tokenizer(file, config.vocab_size) if vocabulary else None,
+        template,
         {
             "format": "gguf",
             "family": family.name,
@@ -43,36 +52,19 @@ def open_gguf(path: Path | str) -> Foreign:
     )
 
 
-def _check_tensors(file: GGUFFile, config: GPTConfig) -> None:
-    """Raises CheckpointError unless the file has the tensors of this architecture and no others."""
-    expected = {part.name: part.shape for pieces in parts(config).values() for part in pieces}
-    names = set(file.names())
-    for name, shape in expected.items():
-        if name not in names:
-            raise CheckpointError(f"{file.path}: the tensor {name!r} is missing")
-        if file.shape(name) != shape:
-            raise CheckpointError(
-                f"{file.path}: the tensor {name!r} has the shape {file.shape(name)}, by the "
-                f"settings it must be {shape}"
-            )
-    for name in file.names():
-        if name not in expected and name != FREQUENCIES:
-            raise CheckpointError(
-                f"{file.path}: the tensor {name!r} has no place in this architecture "
-                f"({file.settings['general.architecture']}); it is not supported"
-            )
-
-
-def _tokenizer(file: GGUFFile, config: GPTConfig) -> Tokenizer | None:
-    try:
-        settings = tokenizer_settings(file.settings, config.vocab_size)
-    except CheckpointError as error:
-        raise CheckpointError(f"{file.path}: {error}") from None
-    if settings is None:
+def _tokenizer(file: GGUFFile, rows: int) -> Tokenizer | None:
+    """None if the file has none, as that of a model without text has."""
+    if file.settings.get("tokenizer.ggml.model") in (None, "none", "no_vocab"):
         return None
+    tokens = file.settings.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or len(tokens) > rows:
+        n = len(tokens) if isinstance(tokens, list) else "no"
+        raise CheckpointError(
+            f"{file.path}: tokenizer.ggml.tokens has {n} tokens, the embedding {rows} rows"
+        )
     from gpt.vocab import from_gguf
 
-    return from_gguf(settings)
+    return from_gguf(without_padding(file.settings))
 
 
 def _commonest_kind(file: GGUFFile) -> str:

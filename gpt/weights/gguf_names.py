@@ -1,8 +1,6 @@
-"""Which tensors of a GGUF file are which weights of ours, read in either direction.
+"""What tensors of a GGUF file are called, and in which order the rows of its heads stand.
 
-The families are those of llama.cpp whose function a `GPTConfig` can state. One weight of ours may
-be several tensors there, one below the other: queries, keys and values; SwiGLU's gate and what it
-lets through.
+The families are those of llama.cpp whose function a `GPTConfig` can state.
 
 **Which numbers of a head are a pair.** llama.cpp turns heads of the `llama` family by pairs of
 neighbours, and its converter reorders the rows of queries and keys for that; heads of `qwen2` and
@@ -13,13 +11,15 @@ it can be written as a Hugging Face folder, and turning halves needs no copy of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gpt.config import GPTConfig, RopeLayout
+from gpt.weights.layout import Layout, Part
+from gpt.weights.source import Tensors
+
+EMBEDDING, HEAD, FREQUENCIES = "token_embd.weight", "output.weight", "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
@@ -48,126 +48,86 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    """A tensor of the file that is some rows of a weight of ours, or all.
-
-    Attributes:
-        name: in the file.
-        shape: in the file and with us.
-        heads: of rows that a head turns as pairs: how many heads they are; 0 elsewhere.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    heads: int = 0
-
-
-EMBEDDING, HEAD, FREQUENCIES = "token_embd.weight", "output.weight", "rope_freqs.weight"
-
-
-def parts(config: GPTConfig) -> dict[str, list[Part]]:
-    """The parts of every weight, by its name in `GPT.state_dict()`, without a tied head."""
+def gguf_layout(config: GPTConfig) -> Layout:
+    """The tensors of every weight of ours. Sizes are torch's: the file has them the other way."""
     C, V, F = config.d_model, config.vocab_size, config.mlp_width
-    found = {"embed.weight": [Part(EMBEDDING, (V, C))]}
+    H, K = config.n_head * config.head_width, config.kv_heads * config.head_width
+    layout: Layout = {"embed.weight": (Part(EMBEDDING, (V, C)),)}
     if config.position == "learned":
-        found["embed_pos.weight"] = [Part("position_embd.weight", (config.block_size, C))]
+        layout["embed_pos.weight"] = (Part("position_embd.weight", (config.block_size, C)),)
     for i in range(config.n_layer):
         ours, theirs = f"blocks.{i}.", f"blk.{i}."
-        found |= _norm(config, f"{ours}norm_attn", f"{theirs}attn_norm")
-        found |= _attention(config, f"{ours}attn.", theirs)
-        found |= _norm(config, f"{ours}norm_mlp", f"{theirs}ffn_norm")
-        up = ["ffn_gate", "ffn_up"] if config.mlp == "swiglu" else ["ffn_up"]
-        inner = [(f"{theirs}{name}", F, 0) for name in up]
-        found |= _linear(f"{ours}mlp.up", inner, C, config.has_mlp_bias)
-        outer = [(f"{theirs}ffn_down", C, 0)]
-        found |= _linear(f"{ours}mlp.down", outer, F, config.has_mlp_bias)
-    found |= _norm(config, "norm", "output_norm")
+        if config.position == "learned":
+            qkv = {f"{theirs}attn_qkv": H + 2 * K}
+        else:
+            qkv = {f"{theirs}attn_q": H, f"{theirs}attn_k": K, f"{theirs}attn_v": K}
+        gate = {f"{theirs}ffn_gate": F} if config.mlp == "swiglu" else {}
+        layout |= {
+            **_norm(config, f"{ours}norm_attn", f"{theirs}attn_norm"),
+            **_linear(f"{ours}attn.qkv", C, config.has_qkv_bias, qkv),
+            **_linear(f"{ours}attn.out", H, config.bias, {f"{theirs}attn_output": C}),
+            **_norm(config, f"{ours}norm_mlp", f"{theirs}ffn_norm"),
+            **_linear(f"{ours}mlp.up", C, config.has_mlp_bias, {**gate, f"{theirs}ffn_up": F}),
+            **_linear(f"{ours}mlp.down", F, config.has_mlp_bias, {f"{theirs}ffn_down": C}),
+        }
+        if config.qk_norm:
+            for each in ("q", "k"):
+                name, shape = f"{theirs}attn_{each}_norm.weight", (config.head_width,)
+                layout[f"{ours}attn.{each}_norm.weight"] = (Part(name, shape),)
+    layout |= _norm(config, "norm", "output_norm")
     if not config.tie_embeddings:
-        found["head.weight"] = [Part(HEAD, (V, C))]
-    return found
+        layout["head.weight"] = (Part(HEAD, (V, C)),)
+    return layout
 
 
-def _attention(config: GPTConfig, ours: str, theirs: str) -> dict[str, list[Part]]:
-    H, K, D = config.n_head, config.kv_heads, config.head_width
-    if config.position == "learned":  # GPT-2 keeps the three together
-        rows = [(f"{theirs}attn_qkv", (H + 2 * K) * D, 0)]
-    else:
-        rows = [
-            (f"{theirs}attn_q", H * D, H),
-            (f"{theirs}attn_k", K * D, K),
-            (f"{theirs}attn_v", K * D, 0),
-        ]
-    found = _linear(f"{ours}qkv", rows, config.d_model, config.has_qkv_bias)
-    found |= _linear(
-        f"{ours}out", [(f"{theirs}attn_output", config.d_model, 0)], H * D, config.bias
-    )
-    if config.qk_norm:
-        found[f"{ours}q_norm.weight"] = [Part(f"{theirs}attn_q_norm.weight", (D,), 1)]
-        found[f"{ours}k_norm.weight"] = [Part(f"{theirs}attn_k_norm.weight", (D,), 1)]
-    return found
-
-
-def _linear(
-    ours: str, rows: list[tuple[str, int, int]], width: int, bias: bool
-) -> dict[str, list[Part]]:
-    found = {f"{ours}.weight": [Part(f"{name}.weight", (n, width), h) for name, n, h in rows]}
+def _linear(ours: str, width: int, bias: bool, theirs: dict[str, int]) -> Layout:
+    """A linear layer, stacked of theirs, which are named with their outputs."""
+    layout: Layout = {
+        f"{ours}.weight": tuple(Part(f"{name}.weight", (n, width)) for name, n in theirs.items())
+    }
     if bias:
-        found[f"{ours}.bias"] = [Part(f"{name}.bias", (n,), h) for name, n, h in rows]
-    return found
+        layout[f"{ours}.bias"] = tuple(Part(f"{name}.bias", (n,)) for name, n in theirs.items())
+    return layout
 
 
-def _norm(config: GPTConfig, ours: str, theirs: str) -> dict[str, list[Part]]:
-    found = {f"{ours}.weight": [Part(f"{theirs}.weight", (config.d_model,))]}
-    if config.norm == "layernorm" and config.bias:
-        found[f"{ours}.bias"] = [Part(f"{theirs}.bias", (config.d_model,))]
-    return found
+def _norm(config: GPTConfig, ours: str, theirs: str) -> Layout:
+    kinds = ("weight", "bias") if config.norm == "layernorm" and config.bias else ("weight",)
+    return {f"{ours}.{kind}": (Part(f"{theirs}.{kind}", (config.d_model,)),) for kind in kinds}
 
 
-def turn_rows(x: Tensor, heads: int, have: RopeLayout | None, want: RopeLayout | None) -> Tensor:
-    """The rows of `heads` heads in another order: x is (heads * D, …), by halves or by pairs."""
-    if not heads or have == want:
+def turn_rows(
+    x: Tensor, name: str, config: GPTConfig, have: RopeLayout | None, want: RopeLayout | None
+) -> Tensor:
+    """The tensor of that name with the numbers of its heads in another order.
+
+    Args:
+        x: (heads * D, …) with rows that rotary positions turn, or any other, which stays as it is.
+        have, want: how a pair of numbers stands.
+    """
+    heads = {
+        "attn_q": config.n_head,
+        "attn_k": config.kv_heads,
+        "attn_q_norm": 1,
+        "attn_k_norm": 1,
+    }.get(name.split(".")[-2])
+    if heads is None or have == want:
         return x
     pairs = x.unflatten(0, (heads, -1, 2) if have == "interleaved" else (heads, 2, -1))
     return pairs.transpose(1, 2).flatten(0, 2)
 
 
-def join(pieces: list[Tensor]) -> Tensor:
-    """One below the other, in a type that holds all of them."""
-    dtype = pieces[0].dtype
-    for piece in pieces[1:]:
-        dtype = torch.promote_types(dtype, piece.dtype)
-    return torch.cat([piece.to(dtype) for piece in pieces]) if len(pieces) > 1 else pieces[0]
+class Halves:
+    """The tensors of a file with every head by halves."""
 
+    def __init__(self, tensors: Tensors, config: GPTConfig, have: RopeLayout | None) -> None:
+        self._tensors, self._config, self._have = tensors, config, have
 
-def reader(
-    pieces: list[Part], read: Callable[[str], Tensor], have: RopeLayout | None
-) -> Callable[[], Tensor]:
-    """How to read one weight of ours, with heads by halves."""
+    def names(self) -> list[str]:
+        return self._tensors.names()
 
-    def weight() -> Tensor:
-        rows = [turn_rows(read(part.name), part.heads, have, "half-split") for part in pieces]
-        return join(rows).contiguous()
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors.shape(name)
 
-    return weight
-
-
-def split(
-    config: GPTConfig, state: Mapping[str, Tensor], want: RopeLayout | None
-) -> list[tuple[Part, Callable[[], Tensor]]]:
-    """The inverse: every tensor of the file, in order, and how to make it."""
-
-    def maker(name: str, part: Part, first: int) -> Callable[[], Tensor]:
-        def make() -> Tensor:
-            rows = state[name][first : first + part.shape[0]]
-            return turn_rows(rows, part.heads, config.rope_layout, want)
-
-        return make
-
-    found = []
-    for name, pieces in parts(config).items():
-        first = 0
-        for part in pieces:
-            found.append((part, maker(name, part, first)))
-            first += part.shape[0]
-    return found
+    def read(self, name: str) -> Tensor:
+        x = self._tensors.read(name)
+        return turn_rows(x, name, self._config, self._have, "half-split" if self._have else None)

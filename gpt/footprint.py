@@ -62,7 +62,7 @@ class Training:
         checkpointing: whether blocks are computed again for the gradients.
         average: whether a running average of the weights is kept.
         block_size: tokens of a block; None: the model's context.
-        adapters: numbers that are trained beside frozen weights (`gpt.lora`); None: all weights are.
+        adapters: numbers that are trained beside frozen weights (`gpt.lora`); None: all are.
     """
 
     batch_size: int

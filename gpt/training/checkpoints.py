@@ -352,7 +352,12 @@ class ExportModel(Callback):
         if math.isfinite(best):
             training["val_loss"] = best
         save_model(
-            self.run.model, loaded.model, loaded.tokenizer, name=self.run.name, training=training
+            self.run.model,
+            loaded.model,
+            loaded.tokenizer,
+            name=self.run.name,
+            training=training,
+            chat_template=loaded.chat_template,
         )
         found = f" (step {training['steps']}, val/loss {best:.4f})" if math.isfinite(best) else ""
         say(f"model{found}: {self.run.model}")

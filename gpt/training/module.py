@@ -39,7 +39,7 @@ class GPTModule(L.LightningModule):
         config: the architecture.
         optimizer: AdamW, its schedule, and the averaging of weights.
         init_from: begin with this model: a model folder, a run's folder or a .ckpt file, whose
-            architecture and tokenizer are taken. It is read on the command line; here `base` counts.
+            architecture and tokenizer are taken. The command line reads it; here `base` counts.
         lora: train small matrices beside the frozen ones (rank 1 or more), not the whole model.
         compile: run the model through torch.compile, in place: the checkpoint is the same.
         activation_checkpointing: keep only what enters each block and compute the rest again for
@@ -51,6 +51,7 @@ class GPTModule(L.LightningModule):
         gradient_norm: of the last step, before clipping; None where it is not known, since under
             fp16 the gradients are scaled.
         base: the model to begin with; None: new weights, or those of a checkpoint.
+        chat_template: that model's, which the trained one has, too.
     """
 
     gpt: GPT
@@ -73,6 +74,7 @@ class GPTModule(L.LightningModule):
         self.init_from = init_from
         self.lora = lora
         self.base: LoadedModel | None = None
+        self.chat_template: str | None = None
         self.compile_model = compile
         self.activation_checkpointing = activation_checkpointing
         self.schedule: Callable[[int], float] = self._configured_rate
@@ -128,6 +130,7 @@ class GPTModule(L.LightningModule):
         self.gpt = GPT(self.config)
         if self.base is not None:
             self.gpt.load_state_dict(self.base.model.state_dict())
+            self.chat_template = self.base.chat_template
             self.base = None  # so that its memory is free again
         if self.lora.on:
             adapt(self.gpt, self.lora)
@@ -327,7 +330,13 @@ class GPTModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint a model: architecture and tokenizer, as plain data."""
         lora = self.lora if self.lora.on else None
-        payload = checkpoint_payload(self.config, self.tokenizer, name=self.run_name, lora=lora)
+        payload = checkpoint_payload(
+            self.config,
+            self.tokenizer,
+            name=self.run_name,
+            lora=lora,
+            chat_template=self.chat_template,
+        )
         payload["training"] = {"data": self.data.record()}
         checkpoint[PAYLOAD_KEY] = payload
         checkpoint["rng"] = rng_states(self.device)
@@ -353,6 +362,7 @@ class GPTModule(L.LightningModule):
             )
         check_same_architecture(GPTConfig.from_dict(payload["model"]), self.config)
         check_same_adapters(LoRAConfig.from_dict(payload.get("lora", {})), self.lora)
+        self.chat_template = payload.get("chat_template")
         if self.trainer.state.fn == "fit":
             self._rng = checkpoint.get("rng")
             use_trained_weights(checkpoint)

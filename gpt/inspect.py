@@ -239,7 +239,7 @@ def describe(subject: Subject, memory: Memory, gpu: bool) -> dict[str, Any]:
             "blocks": flops.blocks,
             "attention": flops.attention,
             "head": flops.head,
-            "training": flops.training,
+            "training": flops.training if training.adapters is None else flops.adapting,
         },
         "kv_bytes": {
             "per_token": per_token,
@@ -274,6 +274,9 @@ def text(subject: Subject, memory: Memory, gpu: bool) -> str:
         f"{number(flops.forward)}: layers {number(flops.blocks)}, attention "
         f"{number(flops.attention)}, head {number(flops.head)}"
     )
+    backward = f"{number(flops.training)}: forward, and twice that backward"
+    if training.adapters is not None:
+        backward = f"{number(flops.adapting)}: the same, the frozen matrices' gradients left out"
     lines = [
         f"{subject.name} ({subject.kind})",
         shape,
@@ -284,7 +287,7 @@ def text(subject: Subject, memory: Memory, gpu: bool) -> str:
         "",
         "FLOPs per token of a full context (of matrix products; multiply and add are two)",
         f"  forward   {forward}",
-        f"  training  {number(flops.training)}: forward, and twice that backward",
+        f"  training  {backward}",
         "",
         "bytes                float32    bfloat16",
     ]

@@ -351,6 +351,8 @@ class ExportModel(Callback):
         best = self.checkpoints.best_loss
         if math.isfinite(best):
             training["val_loss"] = best
+        if pl_module.init_from is not None:
+            training["base"] = {"init_from": pl_module.init_from, "val_loss": pl_module.base_loss}
         save_model(
             self.run.model,
             loaded.model,
@@ -361,6 +363,9 @@ class ExportModel(Callback):
         )
         found = f" (step {training['steps']}, val/loss {best:.4f})" if math.isfinite(best) else ""
         say(f"model{found}: {self.run.model}")
+        if pl_module.base_loss is not None and math.isfinite(best):
+            worse = "" if best < pl_module.base_loss else ", which this run has not reached"
+            say(f"base model: val/loss {pl_module.base_loss:.4f}{worse}")
         say(f"next: antiphon sample {self.run.model} --prompt {shlex.quote(_prompt(pl_module))}")
         say(f"      antiphon serve {self.run.model}")
 

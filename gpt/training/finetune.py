@@ -70,11 +70,15 @@ class BaseValidation(Callback):
     looked for among those that were trained.
 
     Attributes:
-        loss: nats per token of the base model; None before it was measured.
+        loss: nats per token of the base model; None before it was measured. The module has it, too.
     """
 
     def __init__(self) -> None:
         self.loss: float | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        pl_module.base_loss = self.loss  # that of the checkpoint, if there is one
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Run the trainer's own validation, with all that hangs on it, ahead of the first step."""
@@ -99,7 +103,7 @@ class BaseValidation(Callback):
                 "trained: its weights are damaged, or trainer.precision "
                 f"{trainer.precision} is too narrow for it"
             )
-        self.loss = loss
+        self.loss = pl_module.base_loss = loss
         if not is_trial(trainer):
             say(f"the base model's val/loss is {loss:.4f} ({pl_module.init_from})")
 

@@ -52,6 +52,7 @@ class GPTModule(L.LightningModule):
             fp16 the gradients are scaled.
         base: the model to begin with; None: new weights, or those of a checkpoint.
         chat_template: that model's, which the trained one has, too.
+        base_loss: that model's loss on the held-out text, once it is measured.
     """
 
     gpt: GPT
@@ -75,6 +76,7 @@ class GPTModule(L.LightningModule):
         self.lora = lora
         self.base: LoadedModel | None = None
         self.chat_template: str | None = None
+        self.base_loss: float | None = None
         self.compile_model = compile
         self.activation_checkpointing = activation_checkpointing
         self.schedule: Callable[[int], float] = self._configured_rate

@@ -88,7 +88,8 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 keeps all, and so does more than the vocabulary.
         top_p: keep the smallest set of most likely tokens whose probability reaches it, in (0, 1];
             1 keeps all. 0 is rejected: it names no set.
-        max_tokens: most tokens to make; None goes on until the context is full.
+        max_tokens: most tokens to make; None goes on until the context is full. Beyond it goes only
+            a model whose every layer has a window, and positions without end.
         stop: strings that end the text; the text ends before the first one to be completed. One
             with half of a surrogate pair is rejected: no text has it, and UTF-8 cannot spell it.
         seed: 0 to 2**63 - 1; the same seed gives the same text whoever else is being served.

@@ -57,9 +57,8 @@ class SequenceReader:
         except SamplingError as error:
             violations += [(f"spec.{field}", text) for field, text in error.violations]
             params = SamplingParams()  # the prompt is still to be checked
-        endless = self._endless and params.max_tokens is not None
         make = partial(Sequence.start, endless=self._endless)
-        return self._sequence(make, spec, "prompt", "spec.", params, violations, endless)
+        return self._sequence(make, spec, "prompt", "spec.", params, violations, self._endless)
 
     def to_score(self, request: pb.ScoreRequest) -> Sequence:
         """The sequence that scores the request's text.
@@ -89,7 +88,7 @@ class SequenceReader:
         kind = request.WhichOneof(oneof)
         try:
             sequence = make(
-                self._ids(request, kind, endless),
+                self._ids(request, kind, endless, params),
                 params,
                 block_size=self._block_size,
                 n_vocab=self._tokenizer.n_vocab,
@@ -103,17 +102,20 @@ class SequenceReader:
             raise InvalidRequestError(violations)
         return sequence
 
-    def _ids(self, request: Any, kind: str | None, endless: bool) -> Seq[int]:
+    def _ids(
+        self, request: Any, kind: str | None, endless: bool, params: SamplingParams
+    ) -> Seq[int]:
         if kind is None:
             raise PromptError("not given; set text or token_ids")
         if kind == "token_ids":
             return request.token_ids.ids  # type: ignore[no-any-return]  # copied if it fits
         size = len(request.text.encode())
-        if size > self.max_prompt_bytes and not endless:
+        if size > self.max_prompt_bytes and not (endless and params.max_tokens is not None):
             least = math.ceil(size / self._longest_token)
             raise PromptError(
                 f"the text has {size} bytes, which is at least {least} tokens, but the model's "
                 f"context holds {self._block_size}; shorten it"
+                f"{', or set max_tokens' if endless else ''}"
             )
         return self._tokenizer.encode(request.text)
 

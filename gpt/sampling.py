@@ -9,6 +9,7 @@ nothing is sorted unless a filter asks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt.filters import keep, penalise, within_range
+from gpt.filters import bias, keep, mask, penalise, within_range
 from gpt.history import History
 from gpt.params import NOT_FINITE, SamplingParams
 
@@ -32,12 +33,16 @@ class Draw:
         choice: which of several texts for one prompt.
         index: which token of the text.
         history: the tokens that the text has had; needed if `params` has penalties.
+        banned: tokens that may not be made at this place.
+        bitmask: what a constraint allows at this place, as `gpt.filters.mask` takes it.
     """
 
     params: SamplingParams
     choice: int
     index: int
     history: History | None = None
+    banned: Collection[int] = ()
+    bitmask: np.ndarray | None = None
 
 
 def uniform(seeds: Seq[int], choices: Seq[int], indices: Seq[int]) -> np.ndarray:
@@ -64,14 +69,15 @@ def sample(logits: Tensor, draws: Seq[Draw]) -> list[int]:
         draws: one per row.
 
     Returns:
-        M token ids; NOT_FINITE where a row has no proper distribution.
+        M token ids; NOT_FINITE where a row has no proper distribution, or nothing that it may make
+        has a probability above 0.
     """
     best = logits.max(dim=-1)  # NaN counts as the maximum, so it cannot hide
     proper = best.values.isfinite()
-    shaped = penalise(logits, draws)
-    # Masks over the vocabulary belong here: before greedy looks and the temperature divides.
+    shaped = mask(bias(penalise(logits, draws), draws), draws)
     if shaped is not logits:
         best = shaped.max(dim=-1)
+        proper = proper & best.values.isfinite()
     tokens = torch.where(proper, best.indices, NOT_FINITE)
     rows = [i for i, draw in enumerate(draws) if not draw.params.greedy]
     if rows:

@@ -33,6 +33,15 @@ class SamplingSettings(TypedDict, total=False):
     frequency_penalty: float | None
     presence_penalty: float | None
     logprobs: int | None
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    allowed_tokens: Sequence[int] | None
+    min_tokens: int | None
+    stop_tokens: Sequence[int]
+    ignore_end_of_text: bool
+    prompt_logprobs: int | None
+    json_schema: str | None
+    regex: str | None
+    grammar: str | None
 
 
 SETTINGS = tuple(field.name for field in dataclasses.fields(SamplingParams))
@@ -65,10 +74,17 @@ def settings_of(spec: pb.GenerationSpec) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name in SETTINGS:
         value = getattr(spec, name)
-        if spec.DESCRIPTOR.fields_by_name[name].is_repeated:
+        field = spec.DESCRIPTOR.fields_by_name[name]
+        if name == "logit_bias":
+            if value:
+                given[name] = tuple(sorted(value.items()))
+        elif name == "allowed_tokens":
+            if spec.HasField(name):
+                given[name] = tuple(value.ids)
+        elif field.is_repeated:
             if value:
                 given[name] = tuple(value)
-        elif spec.HasField(name):
+        elif not field.has_presence or spec.HasField(name):
             given[name] = value
     return given
 
@@ -98,9 +114,11 @@ def fill(
         if value is None:
             continue
         try:
-            if name == "token_ids":
-                message.token_ids.SetInParent()  # empty is something else than none
-                message.token_ids.ids.extend(_numbers(value))
+            if name in ("token_ids", "allowed_tokens"):
+                getattr(message, name).SetInParent()  # empty is something else than none
+                getattr(message, name).ids.extend(_numbers(value))
+            elif name == "logit_bias":
+                message.logit_bias.update(dict(value))
             elif message.DESCRIPTOR.fields_by_name[name].is_repeated:
                 getattr(message, name).extend(_numbers(value) if name == "ids" else value)
             else:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpt.cachespec import CacheSpec
 from gpt.errors import PromptError, UserError
 from gpt.params import MAX_SEED, SamplingParams
 from gpt.prompts import Nothing, Prompt, PromptReader
@@ -80,6 +81,7 @@ class Batch:
     ) -> None:
         self.tokens = 0
         self._loaded = loaded
+        self._endless = CacheSpec.of(loaded.model.config).endless
         self._texts = texts
         self._reader = reader
         self._base = base
@@ -159,6 +161,7 @@ class Batch:
             block_size=self._loaded.model.config.block_size,
             n_vocab=self._loaded.tokenizer.n_vocab,
             eot=self._loaded.tokenizer.eot,
+            endless=self._endless,
         )
         transcript = Transcript(prompt.prompt, params, sequence.prompt_len, self._choice)
         return sequence, Entry(prompt, transcript)

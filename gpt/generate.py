@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from gpt.cache import PAGE_SIZE, KVCache
+from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError
 from gpt.logprobs import logprobs
-from gpt.pages import PageAllocator, pages_for
+from gpt.pages import CachePages, most_pages
 from gpt.params import NOT_FINITE, SCORED, Made, SamplingParams, TokenLogprob
-from gpt.patterns import parse_patterns
 from gpt.plan import AttentionPlan, Chunk
 from gpt.sampling import Draw, sample
 from gpt.sequence import Sequence
@@ -54,7 +54,7 @@ def step(
 
     Args:
         cache: holds the `computed` tokens of each sequence; extended in place.
-        work: `(sequence, n)`: run the next n of its pending tokens. Its block table must already
+        work: `(sequence, n)`: run the next n of its pending tokens. Its block tables must already
             have room for them.
         n_vocab: ids from here up are padding of the embedding and never chosen.
 
@@ -74,7 +74,7 @@ def step(
         if not 1 <= n <= sequence.pending:
             raise ValueError(f"cannot run {n} of {sequence.pending} pending tokens")
         start, end = sequence.computed, sequence.computed + n
-        chunks.append(Chunk(start, n, sequence.pages))
+        chunks.append(Chunk(start, n, sequence.tables))
         ids.extend(sequence.ids[start:end])
         if sequence.scoring:
             # After a preemption tokens are run again that have their scores already.
@@ -89,7 +89,7 @@ def step(
     plan = AttentionPlan.paged(
         chunks,
         page_size=cache.page_size,
-        pattern=parse_patterns(model.config.pattern),
+        pattern=cache.spec.patterns,
         device=device,
         logit_rows=logit_rows,
     )
@@ -103,11 +103,7 @@ def step(
             results[i] = made
     for (sequence, n), result in zip(work, results, strict=True):
         sequence.computed += n
-        if result is None or result.token == SCORED:
-            continue
-        if result.token == NOT_FINITE:
-            cache.scrub(sequence.pages)
-        else:
+        if result is not None and result.token not in (SCORED, NOT_FINITE):
             sequence.ids.append(result.token)
     return results
 
@@ -191,6 +187,7 @@ def generate(
         CheckpointError: the model's logits are not finite.
     """
     ids = encode_prompt(prompt, tokenizer)
+    spec = CacheSpec.of(model.config)
     for first in range(0, num_samples, MAX_BATCH):
         sequences = [
             Sequence.start(
@@ -200,10 +197,14 @@ def generate(
                 n_vocab=tokenizer.n_vocab,
                 eot=tokenizer.eot,
                 choice=choice,
+                endless=spec.endless,
             )
             for choice in range(first, min(first + MAX_BATCH, num_samples))
         ]
-        n_pages = 1 + sum(pages_for(s.max_cached, PAGE_SIZE) for s in sequences)
+        n_pages = [
+            1 + sum(most_pages(m, s.max_cached, prefill_chunk, PAGE_SIZE) for s in sequences)
+            for m in spec.memories
+        ]
         texts = Texts(
             model, tokenizer, n_pages, dtype=dtype, device=device, prefill_chunk=prefill_chunk
         )
@@ -228,10 +229,11 @@ def not_finite() -> CheckpointError:
 class Texts:
     """Texts that are made side by side; one may join whenever another is over.
 
-    A text gets the pages of its whole length when it joins, so it never has to give way.
+    Room for the most pages that a text will hold at once is set aside when it joins, so it never
+    has to give way; it takes them as it grows, and gives back those that no layer will read again.
 
     Args:
-        n_pages: size of the KV cache in pages, the null page included.
+        n_pages: pages of the KV cache for each group of layers, the null page included.
         dtype, device: of the KV cache; the model's own.
         prefill_chunk: prompt tokens in one step.
     """
@@ -240,7 +242,7 @@ class Texts:
         self,
         model: Model,
         tokenizer: Tokenizer,
-        n_pages: int,
+        n_pages: int | Seq[int],
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -248,10 +250,9 @@ class Texts:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._allocator = PageAllocator(max(2, n_pages), PAGE_SIZE)
-        self._cache = KVCache(
-            model.config, self._allocator.n_pages, PAGE_SIZE, dtype=dtype, device=device
-        )
+        self._cache = KVCache(model.config, n_pages, PAGE_SIZE, dtype=dtype, device=device)
+        self._pages = CachePages(self._cache.spec.memories, self._cache.n_pages, PAGE_SIZE)
+        self._unclaimed = self._pages.capacity
         self._prefill_chunk = prefill_chunk
         self._live: dict[Sequence, TextStream] = {}
 
@@ -259,13 +260,17 @@ class Texts:
         """Texts that are not over."""
         return len(self._live)
 
+    @property
+    def pages_used(self) -> int:
+        """Pages that texts hold now, over all groups of layers."""
+        return self._pages.used
+
     def add(self, sequence: Sequence) -> bool:
-        """Let a new sequence join; False, and nothing done, if its pages are not free."""
-        # All at once, so that a lone sequence's pages lie side by side and are read without a copy.
-        pages = self._allocator.allocate(pages_for(sequence.max_cached, PAGE_SIZE))
-        if pages is None:
+        """Let a new sequence join; False, and nothing done, if there is no room for it."""
+        most = self._pages.most(sequence.max_cached, self._prefill_chunk)
+        if any(n > left for n, left in zip(most, self._unclaimed, strict=True)):
             return False
-        sequence.pages = pages
+        self._claim(most, -1)
         self._live[sequence] = TextStream(self._tokenizer, sequence.params.stop)
         return True
 
@@ -276,6 +281,10 @@ class Texts:
         whose piece has a reason to finish.
         """
         work = _share(list(self._live), self._prefill_chunk)
+        for sequence, n in work:
+            self._pages.release_behind(sequence)
+            grown = self._pages.grow(sequence, sequence.computed + n)
+            assert grown, "room was set aside for every text"
         results = step(self._model, self._cache, work, n_vocab=self._tokenizer.n_vocab)
         pieces: list[tuple[Sequence, Piece | None]] = []
         for (sequence, _), made in zip(work, results, strict=True):
@@ -292,8 +301,12 @@ class Texts:
             pieces.append((sequence, piece))
             if piece is None or piece.finish_reason is not None:
                 del self._live[sequence]
-                self._allocator.release(sequence.pages)
+                self._pages.release(sequence)
+                self._claim(self._pages.most(sequence.max_cached, self._prefill_chunk), 1)
         return pieces
+
+    def _claim(self, pages: list[int], sign: int) -> None:
+        self._unclaimed = [a + sign * b for a, b in zip(self._unclaimed, pages, strict=True)]
 
 
 def _share(live: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

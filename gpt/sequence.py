@@ -24,7 +24,9 @@ class Sequence:
         max_total: most tokens that `ids` may come to hold.
         choice: which of several texts for one prompt this is; separates their random numbers.
         computed: how many of `ids` have their keys and values in the cache.
-        pages: the block table: page `pages[i]` holds positions `i * page_size` and up.
+        tables: a block table for each group of layers that remember the same: page `tables[g][i]`
+            holds positions `i * page_size` and up, unless it was given back (`gpt.pages`). Empty:
+            the sequence holds no pages.
         targets: of a text to be scored: the token that should follow each of `ids`.
         scores: of a text to be scored: one entry for each of `targets` that has been reached.
     """
@@ -34,7 +36,7 @@ class Sequence:
     max_total: int
     choice: int = 0
     computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     targets: list[int] | None = None
     scores: list[Made] = field(default_factory=list)
     prompt_len: int = field(init=False)
@@ -53,11 +55,16 @@ class Sequence:
         n_vocab: int,
         eot: int | None,
         choice: int = 0,
+        endless: bool = False,
     ) -> Sequence:
         """A sequence for a prompt, checked against the model.
 
         An empty prompt starts from end-of-text, the border between documents. A prompt may fill the
         context: the token after it can still be made, but no more.
+
+        Args:
+            endless: the model can go on past its context (`gpt.cachespec.CacheSpec.endless`); it
+                does where `max_tokens` says so.
 
         Raises:
             PromptError: too long, an id beyond the vocabulary, or empty and no end-of-text token.
@@ -66,7 +73,10 @@ class Sequence:
             if eot is None:
                 raise PromptError("the prompt is empty and this model has no end-of-text token")
             prompt = [eot]
-        _check(prompt, "prompt", block_size, n_vocab)
+        if endless and params.max_tokens is not None:
+            _check_ids(prompt, "prompt", n_vocab)
+            return cls(list(prompt), params, len(prompt) + params.max_tokens, choice)
+        _check(prompt, "prompt", block_size, n_vocab, ", or set max_tokens" if endless else "")
         room = block_size + 1 - len(prompt)
         wanted = room if params.max_tokens is None else min(params.max_tokens, room)
         return cls(list(prompt), params, len(prompt) + wanted, choice)
@@ -132,13 +142,17 @@ class Sequence:
         return self.max_total - 1
 
 
-def _check(ids: Seq[int], what: str, block_size: int, n_vocab: int) -> None:
+def _check(ids: Seq[int], what: str, block_size: int, n_vocab: int, instead: str = "") -> None:
     """Raises PromptError if the ids do not fit into the context or the vocabulary."""
     if len(ids) > block_size:
         raise PromptError(
             f"the {what} has {len(ids)} tokens but the model's context holds {block_size}; "
-            f"shorten it by at least {len(ids) - block_size}"
+            f"shorten it by at least {len(ids) - block_size}{instead}"
         )
+    _check_ids(ids, what, n_vocab)
+
+
+def _check_ids(ids: Seq[int], what: str, n_vocab: int) -> None:
     for i, token in enumerate(ids):
         if not 0 <= token < n_vocab:
             raise PromptError(

@@ -15,6 +15,7 @@ import secrets
 import threading
 import time
 from asyncio import AbstractEventLoop
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +24,7 @@ import torch
 
 from gpt.cache import PAGE_SIZE, KVCache
 from gpt.generate import PREFILL_CHUNK, Model, step
-from gpt.pages import PageAllocator
+from gpt.pages import CachePages
 from gpt.params import NOT_FINITE, SCORED, Made
 from gpt.sequence import Sequence
 from gpt.stream import TextStream
@@ -83,8 +84,8 @@ class Engine:
         name: what the model is called to clients.
         max_running: most sequences in one step.
         max_waiting: how many requests may wait beyond those.
-        n_pages: size of the KV cache in pages, the null page included; None sizes it for
-            `max_running` full contexts within `kv_bytes`.
+        n_pages: size of the KV cache in pages for each group of layers, the null page included;
+            None sizes it for `max_running` full contexts within `kv_bytes`.
         kv_bytes: byte budget of the cache; None takes a share of the free memory.
         page_size: tokens a page holds.
         prefill_chunk: most prompt tokens of one sequence in one step.
@@ -106,7 +107,7 @@ class Engine:
         name: str,
         max_running: int = 32,
         max_waiting: int = 256,
-        n_pages: int | None = None,
+        n_pages: int | Seq[int] | None = None,
         kv_bytes: int | None = None,
         page_size: int = PAGE_SIZE,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -126,6 +127,7 @@ class Engine:
                 dtype=dtype,
                 device=torch.device(device),
                 max_running=max_running,
+                prefill_chunk=prefill_chunk,
                 budget=kv_bytes,
             )
             log.info("KV cache: %s", pool)
@@ -133,7 +135,7 @@ class Engine:
         self._cache = KVCache(model.config, n_pages, page_size, dtype=dtype, device=device)
         self._wake = threading.Condition()  # guards everything below
         self._scheduler = Scheduler(
-            PageAllocator(n_pages, page_size),
+            CachePages(self._cache.spec.memories, n_pages, page_size),
             max_running=max_running,
             max_waiting=max_waiting,
             prefill_chunk=prefill_chunk,
@@ -234,7 +236,7 @@ class Engine:
 
     @property
     def pages_used(self) -> int:
-        """Pages of the cache that sequences hold now."""
+        """Pages of the cache that sequences hold now, over all groups of layers."""
         with self._wake:
             return self._scheduler.pages.used
 
@@ -291,8 +293,6 @@ class Engine:
         except BaseException:  # whatever it was, only these requests are touched
             log.exception("a step over %d requests failed", len(work))
             failed = GenerationFailedError("the model failed in a step that ran this request")
-            for sequence, _ in work:
-                self._cache.scrub(sequence.pages)  # what the step left there may not be numbers
             events = [_Event(self._requests[sequence], end=failed) for sequence, _ in work]
         else:
             now = time.monotonic()

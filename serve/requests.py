@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
+from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
 from gpt.errors import InexpressibleTextError, PromptError, SamplingError, TokenizerError, UserError
 from gpt.params import SamplingParams
@@ -32,13 +34,15 @@ class SequenceReader:
     def __init__(self, tokenizer: Tokenizer, config: GPTConfig) -> None:
         self._tokenizer = tokenizer
         self._block_size = config.block_size
+        self._endless = CacheSpec.of(config).endless
         self._longest_token = max(
             len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_vocab)
         )
 
     @property
     def max_prompt_bytes(self) -> int:
-        """A text of more bytes cannot fit, however it is tokenized; it is refused unread."""
+        """A text of more bytes cannot fit into the context, however it is tokenized; it is refused
+        unread."""
         return self._block_size * self._longest_token
 
     def to_generate(self, spec: pb.GenerationSpec) -> Sequence:
@@ -53,7 +57,9 @@ class SequenceReader:
         except SamplingError as error:
             violations += [(f"spec.{field}", text) for field, text in error.violations]
             params = SamplingParams()  # the prompt is still to be checked
-        return self._sequence(Sequence.start, spec, "prompt", "spec.", params, violations)
+        endless = self._endless and params.max_tokens is not None
+        make = partial(Sequence.start, endless=self._endless)
+        return self._sequence(make, spec, "prompt", "spec.", params, violations, endless)
 
     def to_score(self, request: pb.ScoreRequest) -> Sequence:
         """The sequence that scores the request's text.
@@ -77,12 +83,13 @@ class SequenceReader:
         path: str,
         params: SamplingParams,
         violations: list[tuple[str, str]],
+        endless: bool = False,
     ) -> Sequence:
         """Add what is wrong with the text to the violations, and raise if there are any."""
         kind = request.WhichOneof(oneof)
         try:
             sequence = make(
-                self._ids(request, kind),
+                self._ids(request, kind, endless),
                 params,
                 block_size=self._block_size,
                 n_vocab=self._tokenizer.n_vocab,
@@ -96,13 +103,13 @@ class SequenceReader:
             raise InvalidRequestError(violations)
         return sequence
 
-    def _ids(self, request: Any, kind: str | None) -> Seq[int]:
+    def _ids(self, request: Any, kind: str | None, endless: bool) -> Seq[int]:
         if kind is None:
             raise PromptError("not given; set text or token_ids")
         if kind == "token_ids":
             return request.token_ids.ids  # type: ignore[no-any-return]  # copied if it fits
         size = len(request.text.encode())
-        if size > self.max_prompt_bytes:
+        if size > self.max_prompt_bytes and not endless:
             least = math.ceil(size / self._longest_token)
             raise PromptError(
                 f"the text has {size} bytes, which is at least {least} tokens, but the model's "

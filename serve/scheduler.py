@@ -12,6 +12,9 @@ Pages are handed out step by step. When they run out, the sequence admitted last
 pages and goes back to the front of the queue; what it had made is kept and its keys and values are
 computed again later (recomputation, Kwon et al., arXiv 2309.06180). `running` followed by `waiting`
 is therefore always the order of arrival, and the oldest sequence can always go on: nobody starves.
+
+Before each step every sequence gives back the pages that have fallen behind a group's window
+(`gpt.pages`), so layers with a window take no more pages for a long text than for a short one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 
 from gpt.errors import ServerError
-from gpt.pages import PageAllocator, pages_for
+from gpt.pages import NULL_PAGE, CachePages, pages_for
 from gpt.sequence import Sequence
 
 
@@ -37,7 +40,7 @@ class Scheduler:
     The owner's loop is: `schedule`, run the work, then `finish` each sequence that is over.
 
     Args:
-        pages: the pool that block tables are filled from.
+        pages: the pools that block tables are filled from.
         max_running: most sequences in one step.
         max_waiting: how many may wait beyond those; more are refused.
         prefill_chunk: most prompt tokens of one sequence in one step.
@@ -47,7 +50,7 @@ class Scheduler:
 
     def __init__(
         self,
-        pages: PageAllocator,
+        pages: CachePages,
         *,
         max_running: int,
         max_waiting: int,
@@ -89,12 +92,14 @@ class Scheduler:
             PoolTooSmallError: it could never be computed.
             QueueFullError: come again later.
         """
-        need = pages_for(sequence.max_cached, self.pages.page_size)
-        if need > self.pages.capacity:
-            raise PoolTooSmallError(
-                f"this request may take {sequence.max_cached} tokens of cache, but the server's "
-                f"holds {self.pages.capacity * self.pages.page_size}; ask for fewer tokens"
-            )
+        most = self.pages.most(sequence.max_cached, self.prefill_chunk)
+        for need, capacity in zip(most, self.pages.capacity, strict=True):
+            if need > capacity:
+                size = self.pages.page_size
+                raise PoolTooSmallError(
+                    f"this request may take {min(sequence.max_cached, need * size)} tokens of "
+                    f"cache, but the server's holds {capacity * size}; ask for fewer tokens"
+                )
         if len(self) >= self.capacity:
             raise QueueFullError(
                 f"{len(self)} requests are running or waiting and the server holds at most "
@@ -116,14 +121,16 @@ class Scheduler:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self._release(sequence)
+        self.pages.release(sequence)
         return True
 
     def schedule(self) -> list[tuple[Sequence, int]]:
-        """The next step's work: `(sequence, tokens to run)`, its pages already in its block table.
+        """The next step's work: `(sequence, tokens to run)`, its pages already in its block tables.
 
         Empty only if no sequence is held.
         """
+        for sequence in self.running:
+            self.pages.release_behind(sequence)
         work: dict[Sequence, int] = {}
         # Granting may preempt from the end of `running`: both loops then simply end earlier.
         for sequence in self.running:
@@ -146,15 +153,16 @@ class Scheduler:
         if len(self.running) > self.max_running:
             raise AssertionError(f"{len(self.running)} running, {self.max_running} allowed")
         for sequence in self.waiting:
-            if sequence.pages or sequence.computed:
+            if sequence.tables or sequence.computed:
                 raise AssertionError("a waiting sequence holds pages or counts computed tokens")
         for sequence in self.running:
-            held_pages = len(sequence.pages)
-            least = pages_for(sequence.computed, self.pages.page_size)
-            most = pages_for(sequence.max_cached, self.pages.page_size)
-            if not least <= held_pages <= most:
-                raise AssertionError(f"{held_pages} pages held, not {least} to {most}")
-        self.pages.check_integrity([sequence.pages for sequence in held])
+            longest = pages_for(sequence.max_cached, self.pages.page_size)
+            most = self.pages.most(sequence.max_cached, self.prefill_chunk)
+            for table, bound in zip(sequence.tables, most, strict=False):
+                kept = len(table) - table.count(NULL_PAGE)
+                if len(table) > longest or kept > bound:
+                    raise AssertionError(f"{kept} pages held, {bound} allowed")
+        self.pages.check_integrity(held)
 
     def _next_chunk(self, sequence: Sequence) -> int:
         """Tokens up to the next multiple of the chunk size, or all that are pending."""
@@ -167,33 +175,31 @@ class Scheduler:
         One is admitted only if the pages that its tokens fill now are free and not already needed
         by the prompts being read: else it would be preempted, or preempt, before its first token.
         """
-        size = self.pages.page_size
         free = self.pages.free
+
+        def claim(sequence: Sequence) -> list[int]:
+            need = self.pages.lacking(sequence, len(sequence.ids), self.prefill_chunk)
+            return [left - n for left, n in zip(free, need, strict=True)]
+
         for sequence in self.running:
-            free -= max(0, pages_for(len(sequence.ids), size) - len(sequence.pages))
+            free = claim(sequence)
         while self.waiting and len(self.running) < self.max_running:
-            need = pages_for(len(self.waiting[0].ids), size)
-            if need > free and self.running:
+            left = claim(self.waiting[0])
+            if min(left) < 0 and self.running:
                 break
-            free -= need
+            free = left
             self.running.append(self.waiting.popleft())
 
     def _grant(self, sequence: Sequence, n: int, work: dict[Sequence, int]) -> bool:
         """Put the sequence into the step, with pages; False if it had to be preempted itself."""
-        need = pages_for(sequence.computed + n, self.pages.page_size) - len(sequence.pages)
-        while (pages := self.pages.allocate(max(0, need))) is None:
+        while not self.pages.grow(sequence, sequence.computed + n):
             victim = self.running.pop()
             work.pop(victim, None)
-            self._release(victim)
+            self.pages.release(victim)
             victim.computed = 0
             self.waiting.appendleft(victim)
             self.preemptions += 1
             if victim is sequence:
                 return False
-        sequence.pages.extend(pages)
         work[sequence] = n
         return True
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pages.release(sequence.pages)
-        sequence.pages = []

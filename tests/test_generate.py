@@ -74,7 +74,7 @@ def test_prompts_of_different_length_do_not_disturb_each_other(model: GPT) -> No
     sequences = []
     for i, prompt in enumerate(prompts):
         sequence = Sequence.start(prompt, GREEDY, block_size=32, n_vocab=257, eot=256)
-        sequence.pages = [2 * i + 1, 2 * i + 2]
+        sequence.tables = [[2 * i + 1, 2 * i + 2]]
         sequences.append(sequence)
     step(model, cache, [(s, s.pending) for s in sequences], n_vocab=257)
     for _ in range(9):
@@ -203,7 +203,7 @@ def test_texts_join_as_others_are_over_and_get_their_pages(model: GPT) -> None:
     over: list[Sequence] = []
     while len(texts):
         over += [s for s, piece in texts.step() if piece is not None and piece.finish_reason]
-        if short in over and late not in over and not late.pages:
+        if short in over and late not in over and not late.tables:
             assert texts.add(late)
     assert set(over) == {long, short, late}
     for s in over:
@@ -253,7 +253,7 @@ def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages
     cache = KVCache(CONFIG, 4, dtype=torch.float64)
     good = Sequence.start([65, 66], GREEDY, block_size=32, n_vocab=257, eot=256)
     bad = Sequence.start([67], GREEDY, block_size=32, n_vocab=257, eot=256)
-    good.pages, bad.pages = [1], [2, 3]
+    good.tables, bad.tables = [[1]], [[2, 3]]
 
     def poisoned(ids: torch.Tensor, plan: object, kv: KVCache) -> torch.Tensor:
         logits = model(ids, plan, kv)
@@ -269,7 +269,7 @@ def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages
     assert made is not None
     assert [made.token] == recompute_greedily(model, [65, 66], 1)
     heir = Sequence.start([1] * 17, GREEDY, block_size=32, n_vocab=257, eot=256)
-    heir.pages = [2, 3]
+    heir.tables = [[2, 3]]
     step(model, cache, [(heir, 17)], n_vocab=257)
     for _ in range(3):
         results = step(model, cache, [(good, 1), (heir, 1)], n_vocab=257)
@@ -280,7 +280,7 @@ def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages
 def test_work_without_room_or_tokens_is_refused(model: GPT) -> None:
     sequence = Sequence.start(list(np.arange(20)), GREEDY, block_size=32, n_vocab=257, eot=256)
     cache = KVCache(CONFIG, 3, dtype=torch.float64)
-    sequence.pages = [1]
+    sequence.tables = [[1]]
     with pytest.raises(ValueError, match="needs 2 pages of 16, has 1"):
         step(model, cache, [(sequence, 20)], n_vocab=257)
     with pytest.raises(ValueError, match="21 of 20"):

@@ -83,7 +83,7 @@ def paged(shapes: list[tuple[int, int]], pattern: object = None, size: int = 4) 
     chunks, page = [], 1
     for start, n in shapes:
         need = pages_for(start + n, size)
-        chunks.append(Chunk(start, n, range(page, page + need)))
+        chunks.append(Chunk(start, n, [range(page, page + need)]))
         page += need
     return AttentionPlan.paged(chunks, page_size=size, pattern=pattern or Causal())
 
@@ -132,7 +132,7 @@ def test_a_lone_sequence_with_pages_side_by_side_is_read_without_a_copy() -> Non
     cache = KVCache(config, 8, 4)
     keys, _ = cache.layer(0).read(paged([(6, 1)]).layer(0).groups[0])
     assert keys.untyped_storage().data_ptr() == cache.layer(0).keys.untyped_storage().data_ptr()
-    scattered = AttentionPlan.paged([Chunk(6, 1, [3, 1])], page_size=4, pattern=Causal())
+    scattered = AttentionPlan.paged([Chunk(6, 1, [[3, 1]])], page_size=4, pattern=Causal())
     assert scattered.layer(0).groups[0].first_slot is None
 
 
@@ -144,4 +144,4 @@ def test_page_bytes_are_what_the_cache_takes() -> None:
         for i in range(3)
         for t in (cache.layer(i).keys, cache.layer(i).values)
     )
-    assert KVCache.page_bytes(config, 16, torch.bfloat16) * 7 == held
+    assert [each * 7 for each in KVCache.page_bytes(config, 16, torch.bfloat16)] == [held]

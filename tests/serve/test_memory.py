@@ -22,18 +22,19 @@ def pool(budget: int | None, max_running: int = 4) -> memory.Pool:
         dtype=torch.float32,
         device=CPU,
         max_running=max_running,
+        prefill_chunk=64,
         budget=budget,
     )
 
 
 def test_enough_for_every_running_context_and_no_more() -> None:
-    assert pool(2**30).n_pages == 1 + 4 * 7  # 100 tokens fill 7 pages of 16
+    assert pool(2**30).n_pages == [1 + 4 * 7]  # 100 tokens fill 7 pages of 16
 
 
 def test_no_more_than_the_budget() -> None:
-    page = KVCache.page_bytes(CONFIG, 16, torch.float32)
+    (page,) = KVCache.page_bytes(CONFIG, 16, torch.float32)
     assert page == 2 * 2 * 8 * 4 * 16  # keys and values, layers, width, bytes, tokens
-    assert pool(12 * page + 5).n_pages == 12
+    assert pool(12 * page + 5).n_pages == [12]
     cache = KVCache(CONFIG, 12, 16)
     held = sum(t.nbytes for i in range(2) for t in (cache.layer(i).keys, cache.layer(i).values))
     assert held == 12 * page
@@ -42,11 +43,11 @@ def test_no_more_than_the_budget() -> None:
 def test_a_budget_below_one_context_is_an_error_with_the_number() -> None:
     with pytest.raises(ServerError, match=r"100 tokens takes .* GiB; set --kv-cache-gb"):
         pool(1000)
-    assert pool(8 * KVCache.page_bytes(CONFIG, 16)).n_pages == 8
+    assert pool(8 * KVCache.page_bytes(CONFIG, 16)[0]).n_pages == [8]
 
 
 def test_a_share_of_the_free_memory_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = KVCache.page_bytes(CONFIG, 16)
+    (page,) = KVCache.page_bytes(CONFIG, 16)
     monkeypatch.setattr(memory, "free_memory", lambda device: 40 * page)
-    assert pool(None).n_pages == 10
+    assert pool(None).n_pages == [10]
     assert "9 pages of 16 tokens" in str(pool(None))

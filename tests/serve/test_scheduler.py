@@ -7,12 +7,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from gpt.pages import PageAllocator
+from gpt.pages import NULL_PAGE, CachePages
 from gpt.params import SamplingParams
+from gpt.patterns import Memory
 from gpt.sequence import Sequence
 from serve.scheduler import PoolTooSmallError, QueueFullError, Scheduler
 
 EOT = 0
+
+
+FULL = (Memory(),)
 
 
 def sequence(prompt: int, max_tokens: int) -> Sequence:
@@ -22,14 +26,22 @@ def sequence(prompt: int, max_tokens: int) -> Sequence:
         block_size=1000,
         n_vocab=10,
         eot=EOT,
+        endless=True,
     )
 
 
 def scheduler(
-    *, pages: int = 100, page_size: int = 4, running: int = 4, waiting: int = 100, chunk: int = 8
+    *,
+    pages: int | list[int] = 100,
+    page_size: int = 4,
+    running: int = 4,
+    waiting: int = 100,
+    chunk: int = 8,
+    memories: tuple[Memory, ...] = FULL,
 ) -> Scheduler:
+    sizes = [pages] * len(memories) if isinstance(pages, int) else pages
     return Scheduler(
-        PageAllocator(pages + 1, page_size),
+        CachePages(memories, [n + 1 for n in sizes], page_size),
         max_running=running,
         max_waiting=waiting,
         prefill_chunk=chunk,
@@ -43,8 +55,13 @@ def run(it: Scheduler) -> dict[Sequence, int]:
     assert sum(n for _, n in work) <= it.token_budget
     for seq, n in work:
         assert 1 <= n <= seq.pending
+        for table, memory in zip(seq.tables, it.pages.memories, strict=True):
+            assert len(table) * it.pages.page_size >= seq.computed + n
+            # Whatever a query of this step may see is there: the first positions and the window's.
+            for position in range(seq.computed + n):
+                if position < memory.sinks or position >= memory.first(seq.computed):
+                    assert table[position // it.pages.page_size] != NULL_PAGE
         seq.computed += n
-        assert len(seq.pages) * it.pages.page_size >= seq.computed
         if seq.pending == 0:
             seq.ids.append(1)
             if seq.full:
@@ -125,7 +142,7 @@ def test_out_of_pages_the_latest_is_preempted_and_comes_back() -> None:
     while old in it.running:
         run(it)
         if young in it.waiting:
-            assert (young.computed, young.pages) == (0, [])
+            assert (young.computed, young.tables) == (0, [])
     assert it.preemptions == 1
     made = young.output_len
     assert made > 0
@@ -163,7 +180,7 @@ def test_finish_is_idempotent_and_frees_waiting_and_running_alike() -> None:
 def test_settings_that_could_stall_are_refused(bad: dict[str, int], message: str) -> None:
     settings = {"max_running": 4, "max_waiting": 4, "prefill_chunk": 8, **bad}
     with pytest.raises(ValueError, match=message):
-        Scheduler(PageAllocator(9, 4), **settings)
+        Scheduler(CachePages(FULL, 9, 4), **settings)
 
 
 class Interleavings(RuleBasedStateMachine):

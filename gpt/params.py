@@ -34,6 +34,8 @@ NOT_FINITE = -1
 """In place of a token: the logits were NaN or infinite."""
 SCORED = -2
 """In place of a token: a text that was to be scored is, to its end."""
+NO_TOKEN = -3
+"""In place of a token: none of those that the request allows is possible."""
 LOGPROB_FLOOR = -9999.0
 """No log-probability below this leaves: -inf is no number in JSON, and breaks encoders."""
 
@@ -51,7 +53,7 @@ class Made:
     """A token that was made, or scored.
 
     Attributes:
-        token: its id; NOT_FINITE or SCORED in place of one.
+        token: its id; NOT_FINITE, SCORED or NO_TOKEN in place of one.
         logprob: its log-probability in nats under the raw logits, before penalties, temperature and
             filters, at least LOGPROB_FLOOR; None if it was not asked for.
         top: the most likely tokens, most likely first, as many as asked for; those below

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpt.filters import bias, keep, mask, penalise, within_range
 from gpt.history import History
-from gpt.params import NOT_FINITE, SamplingParams
+from gpt.params import NO_TOKEN, NOT_FINITE, SamplingParams
 
 __all__ = ["NOT_FINITE", "Draw", "SamplingParams", "sample", "uniform"]
 
@@ -69,22 +69,23 @@ def sample(logits: Tensor, draws: Seq[Draw]) -> list[int]:
         draws: one per row.
 
     Returns:
-        M token ids; NOT_FINITE where a row has no proper distribution, or nothing that it may make
-        has a probability above 0.
+        M token ids; NOT_FINITE where a row has no proper distribution, NO_TOKEN where nothing that
+        it may make has a probability above 0.
     """
     best = logits.max(dim=-1)  # NaN counts as the maximum, so it cannot hide
     proper = best.values.isfinite()
     shaped = mask(bias(penalise(logits, draws), draws), draws)
     if shaped is not logits:
         best = shaped.max(dim=-1)
-        proper = proper & best.values.isfinite()
-    tokens = torch.where(proper, best.indices, NOT_FINITE)
+    tokens = best.indices
     rows = [i for i, draw in enumerate(draws) if not draw.params.greedy]
     if rows:
         drawn = [draws[i] for i in rows]
         where = torch.tensor(rows, device=logits.device)
-        tokens[where] = torch.where(proper[where], _draw(shaped[where], drawn), NOT_FINITE)
-    return tokens.tolist()
+        tokens[where] = _draw(shaped[where], drawn)
+    if shaped is not logits:
+        tokens = torch.where(best.values.isfinite(), tokens, NO_TOKEN)
+    return torch.where(proper, tokens, NOT_FINITE).tolist()
 
 
 def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
+from google.rpc import code_pb2
+
 from gpt.params import SamplingParams
 from serve.errors import RequestError
-from serve.results import Delta, Finish, ModelInfo, TokenScore
+from serve.results import Choice, Completion, Delta, Finish, ModelInfo, TokenScore
 from serve.v1 import generation_pb2 as pb
 
 
@@ -44,8 +46,21 @@ class SamplingSettings(TypedDict, total=False):
     grammar: str | None
 
 
+class RequestSettings(SamplingSettings, total=False):
+    """What more can be asked of a server: how many texts, whether they begin with the prompt, who
+    goes first, and for how long."""
+
+    n: int | None
+    echo: bool
+    priority: int | None
+    time_limit_seconds: float | None
+
+
 SETTINGS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 """Each is a field of the same name in GenerationSpec."""
+
+REQUEST_SETTINGS = ("n", "echo", "priority", "time_limit_seconds")
+"""And so are these."""
 
 
 def settings_of_params(params: SamplingParams) -> SamplingSettings:
@@ -54,7 +69,7 @@ def settings_of_params(params: SamplingParams) -> SamplingSettings:
 
 
 def spec_message(
-    prompt: str | Iterable[int], settings: SamplingSettings, model: str
+    prompt: str | Iterable[int], settings: RequestSettings, model: str
 ) -> pb.GenerationSpec:
     """Raises RequestError for what the wire cannot even carry (a negative count, half a character);
     what it can is for the server to judge.
@@ -62,7 +77,7 @@ def spec_message(
     Raises:
         TypeError: there is no such setting.
     """
-    if unknown := set(settings) - set(SETTINGS):
+    if unknown := set(settings) - {*SETTINGS, *REQUEST_SETTINGS}:
         raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
     spec = pb.GenerationSpec()
     fill(spec, {**settings, "model": model}, content=prompt, path="spec.")
@@ -153,12 +168,22 @@ def score_of(message: pb.TokenScore) -> TokenScore:
 
 def delta_message(delta: Delta) -> pb.Delta:
     return pb.Delta(
-        text=delta.text, token_ids=delta.token_ids, scores=map(score_message, delta.scores)
+        text=delta.text,
+        token_ids=delta.token_ids,
+        scores=map(score_message, delta.scores),
+        token_bytes=delta.pieces,
+        choice=delta.choice,
     )
 
 
 def delta_of(message: pb.Delta) -> Delta:
-    return Delta(message.text, list(message.token_ids), [score_of(s) for s in message.scores])
+    return Delta(
+        message.text,
+        list(message.token_ids),
+        [score_of(score) for score in message.scores],
+        list(message.token_bytes),
+        message.choice,
+    )
 
 
 def finish_message(finish: Finish) -> pb.Finish:
@@ -166,7 +191,9 @@ def finish_message(finish: Finish) -> pb.Finish:
         reason=f"FINISH_REASON_{finish.reason.upper()}",
         matched_stop=finish.matched_stop,
         usage=pb.Usage(
-            prompt_tokens=finish.prompt_tokens, completion_tokens=finish.completion_tokens
+            prompt_tokens=finish.prompt_tokens,
+            completion_tokens=finish.completion_tokens,
+            cached_tokens=finish.cached_tokens,
         ),
         seed=finish.seed,
         timing=pb.Timing(
@@ -174,6 +201,8 @@ def finish_message(finish: Finish) -> pb.Finish:
             prefill_seconds=finish.prefill_seconds,
             decode_seconds=finish.decode_seconds,
         ),
+        choice=finish.choice,
+        matched_stop_token=finish.matched_stop_token,
     )
 
 
@@ -187,7 +216,36 @@ def finish_of(message: pb.Finish) -> Finish:
         queue_seconds=message.timing.queue_seconds,
         prefill_seconds=message.timing.prefill_seconds,
         decode_seconds=message.timing.decode_seconds,
+        cached_tokens=message.usage.cached_tokens,
+        matched_stop_token=(
+            message.matched_stop_token if message.HasField("matched_stop_token") else None
+        ),
+        choice=message.choice,
     )
+
+
+def completion_of(message: pb.GenerateResponse) -> Completion:
+    return Completion(
+        [
+            Choice(
+                choice.text,
+                list(choice.token_ids),
+                finish_of(choice.finish),
+                [score_of(score) for score in choice.scores],
+            )
+            for choice in message.choices
+        ],
+        message.prompt.request_id,
+        message.prompt.model,
+        [score_of(score) for score in message.prompt.scores],
+    )
+
+
+def failure_of(message: pb.Failure) -> RequestError:
+    known = message.code in code_pb2.Code.values()
+    code = code_pb2.Code.Name(message.code) if known else "UNKNOWN"
+    violations = [(each.field, each.description) for each in message.violations]
+    return RequestError(message.message, code=code, violations=violations)
 
 
 def model_fields(info: ModelInfo) -> dict[str, Any]:

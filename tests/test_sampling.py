@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import SamplingError
-from gpt.params import SamplingParams
+from gpt.params import NO_TOKEN, SamplingParams
 from gpt.sampling import NOT_FINITE, Draw, sample, uniform
 
 N = 4000
@@ -223,4 +223,4 @@ def test_each_row_has_masks_of_its_own() -> None:
 def test_nothing_left_to_make_is_no_token() -> None:
     logits = torch.tensor([[0.0, 1.0, -math.inf]] * 2)
     nothing = Draw(SamplingParams(allowed_tokens=(2,)), 0, 0)
-    assert sample(logits, [nothing, Draw(SamplingParams(temperature=0), 0, 0)]) == [NOT_FINITE, 1]
+    assert sample(logits, [nothing, Draw(SamplingParams(temperature=0), 0, 0)]) == [NO_TOKEN, 1]

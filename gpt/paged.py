@@ -20,7 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from operator import eq
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,8 +52,7 @@ class Chunk:
         return self.start + self.length
 
 
-@dataclass(frozen=True)
-class _Reach:
+class _Reach(NamedTuple):
     """The pages that a chunk reads: those before `sinks`, and from `first` up to `stop`."""
 
     sinks: int
@@ -138,6 +140,12 @@ def _places(
                 f"a chunk of {chunk.length} tokens from {chunk.start} needs {stop} pages of "
                 f"{page_size}, has {len(pages)}"
             )
+        if chunk.length == 1:
+            place = chunk.start % page_size
+            slots.append(pages[stop - 1] * page_size + place)
+            if place == 0 and page_size > 1:
+                begun.append(pages[stop - 1])
+            continue
         for i in range(chunk.start // page_size, stop):
             first, last = i * page_size, min((i + 1) * page_size, chunk.end)
             slot = pages[i] * page_size - first  # of position 0, if it were in this page
@@ -194,45 +202,57 @@ def _layout(
     page_size: int,
     rows: _Rows,
 ) -> _Layout:
-    device = rows.device
-    n_pages = max(reaches[i].count for i in members)
-    pages: list[list[int]] = []
-    fronts: list[int] = []  # of each member, the keys read before the first one that it needs
-    backs: list[int] = []  # and those up to its own end
-    for i in members:
-        reach, own = reaches[i], chunks[i].tables[table]
-        mine = [*own[: reach.sinks], *own[reach.first : reach.stop]]
-        pages.append([*mine, *[NULL_PAGE] * (n_pages - reach.count)])
-        backs.append(chunks[i].end - (reach.stop - reach.count) * page_size)
-        # What stands before the first positions or between them and the window cannot be left out.
-        needed = memory.first(chunks[i].start) - reach.first * page_size
-        fronts.append(0 if memory.sinks else max(0, needed))
-    skip, end = min(fronts), max(backs)
+    device, members_reach = rows.device, [reaches[i] for i in members]
+    first = members_reach[0]
+    alike = members_reach.count(first) == len(members)
+    n_pages = max(reach.count for reach in members_reach)
+    pages: list[Seq[int]] = []
+    backs: list[int] = []  # of each member, the keys read up to its own end
+    for i, (sinks, begin, stop) in zip(members, members_reach, strict=True):
+        own = chunks[i].tables[table]
+        mine = [*own[:sinks], *own[begin:stop]] if sinks else own[begin:stop]
+        short = n_pages - len(mine)
+        pages.append([*mine, *[NULL_PAGE] * short] if short else mine)
+        backs.append(chunks[i].end - (stop - len(mine)) * page_size)
+    skip, end = 0, max(backs)
+    if memory.window is not None and not memory.sinks:
+        # Keys before the window can be left out, unless the first positions stand before them.
+        skip = min(
+            max(0, memory.first(chunks[i].start) - reach.first * page_size)
+            for i, reach in zip(members, members_reach, strict=True)
+        )
     s = end - skip
-    needed_of_all = [memory.positions(chunks[i].end) for i in members]
 
     own = pages[0]
-    side_by_side = len(members) == 1 and own == list(range(own[0], own[0] + n_pages))
-    first = reaches[members[0]]
-    if any(reaches[i] != first for i in members) or first.sinks:
-        numbers = torch.tensor([
-            [*range(r.sinks), *range(r.first, r.stop), *[r.stop] * (n_pages - r.count)]
-            for r in (reaches[i] for i in members)
-        ])  # fmt: skip  # of absolute positions; what pads them comes after every query
-        k_pos = (numbers[:, :, None] * page_size + torch.arange(page_size)).flatten(1)
-        k_pos = k_pos[:, skip:end].to(device)
-    else:
+    side_by_side = len(members) == 1 and all(map(eq, own, range(own[0], own[0] + n_pages)))
+    if alike and not first.sinks:
         begin = first.first * page_size
         k_pos = torch.arange(begin + skip, begin + end, device=device)[None]
+    else:
+        # Absolute positions; what pads them comes after every query.
+        numbers = _table(
+            [
+                [*range(sinks), *range(begin, stop), *[stop] * (n_pages - sinks - stop + begin)]
+                for sinks, begin, stop in members_reach
+            ],
+            device,
+        )
+        k_pos = numbers[:, :, None] * page_size + torch.arange(page_size, device=device)
+        k_pos = k_pos.flatten(1)[:, skip:end]
     where, q_pos = rows.of(members)
     group = Group(
         len(members), q_pos.shape[-1], s, q_pos, k_pos,
         rows=where,
-        pages=None if side_by_side else torch.tensor(pages, device=device),
+        pages=None if side_by_side else _table(pages, device),
         skip=skip,
         first_slot=own[0] * page_size + skip if side_by_side else None,
     )  # fmt: skip
-    return _Layout(members, group, all(n == s for n in needed_of_all))
+    return _Layout(members, group, all(memory.positions(chunks[i].end) == s for i in members))
+
+
+def _table(rows: list[Seq[int]], device: torch.device | str) -> Tensor:
+    """(b, n) int64; numpy reads lists of lists several times as fast as torch does."""
+    return torch.from_numpy(np.array(rows, dtype=np.int64)).to(device)
 
 
 def _look(layout: _Layout, chunks: Seq[Chunk], pattern: Pattern) -> Group:

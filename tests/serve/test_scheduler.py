@@ -168,6 +168,55 @@ def test_finish_is_idempotent_and_frees_waiting_and_running_alike() -> None:
     it.check_integrity()
 
 
+WINDOWS = (Memory(5), Memory(3, 2))
+"""Two groups of layers that forget. In chunks of 3 over pages of 2 each holds at most 4 pages of a
+text: 5 - 1 + 3 positions touch 4; 3 - 1 + 3 touch 3, and the first two stand in another."""
+
+
+def test_a_long_text_with_windows_takes_no_more_pages_than_a_short_one() -> None:
+    it = scheduler(pages=[4, 4], page_size=2, chunk=3, memories=WINDOWS)
+    seq = sequence(prompt=40, max_tokens=200)
+    it.add(seq)
+    used = set()
+    while len(it):
+        run(it)
+        used.add(it.pages.used)
+    assert seq.full
+    assert it.preemptions == 0
+    assert max(used) <= 8
+    with pytest.raises(PoolTooSmallError, match=r"8 tokens of cache.*holds 6"):
+        scheduler(pages=[3, 4], page_size=2, chunk=3, memories=WINDOWS).add(sequence(40, 1))
+
+
+def test_prompts_with_windows_run_side_by_side_where_whole_prompts_would_not_fit() -> None:
+    """Admission counts what a group takes of a prompt at once, not its length."""
+    it = scheduler(pages=[8, 8], page_size=2, chunk=3, memories=WINDOWS)
+    seqs = [sequence(prompt=40, max_tokens=5) for _ in range(2)]
+    for seq in seqs:
+        it.add(seq)
+    assert set(run(it)) == set(seqs)
+    while len(it):
+        run(it)
+    assert it.preemptions == 0
+    assert all(seq.full for seq in seqs)
+
+
+def test_a_preempted_text_gives_back_every_group_and_takes_its_windows_again() -> None:
+    it = scheduler(pages=[7, 16], page_size=2, chunk=3, memories=(Memory(5), Memory()))
+    old, young = sequence(prompt=4, max_tokens=26), sequence(prompt=4, max_tokens=20)
+    it.add(old)
+    it.add(young)
+    while not it.preemptions:
+        run(it)
+    assert (young.computed, young.tables) == (0, [])
+    assert young.output_len > 0
+    while len(it):
+        run(it)
+    assert old.full
+    assert young.full
+    assert it.pages.used == 0
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -187,15 +236,20 @@ class Interleavings(RuleBasedStateMachine):
     """Any order of add, cancel and step, on a pool small enough to preempt all the time."""
 
     held = Bundle("held")
+    memories = FULL
+    pages: int | list[int] = 7
 
     def __init__(self) -> None:
         super().__init__()
-        self.it = scheduler(pages=7, page_size=2, running=3, waiting=4, chunk=3)
+        self.it = scheduler(
+            pages=self.pages, page_size=2, running=3, waiting=4, chunk=3, memories=self.memories
+        )
 
     @rule(target=held, prompt=st.integers(1, 9), max_tokens=st.integers(1, 9))
     def add(self, prompt: int, max_tokens: int) -> object:
         seq = sequence(prompt, max_tokens)
-        fits = prompt + max_tokens - 1 <= 14
+        most = self.it.pages.most(prompt + max_tokens - 1, 3)
+        fits = all(a <= b for a, b in zip(most, self.it.pages.capacity, strict=True))
         room = len(self.it) < 7
         try:
             self.it.add(seq)
@@ -239,3 +293,16 @@ Interleavings.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
 )
 TestInterleavings = Interleavings.TestCase
+
+
+class WindowedInterleavings(Interleavings):
+    """The same over layers of which some forget: pages come back in mid-text, too."""
+
+    memories = (Memory(3), Memory(), Memory(2, 3))
+    pages = [5, 8, 7]  # noqa: RUF012 - never changed
+
+
+WindowedInterleavings.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
+)
+TestWindowedInterleavings = WindowedInterleavings.TestCase

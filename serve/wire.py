@@ -99,7 +99,7 @@ def settings_of(spec: pb.GenerationSpec) -> dict[str, Any]:
         elif field.is_repeated:
             if value:
                 given[name] = tuple(value)
-        elif not field.has_presence or spec.HasField(name):
+        elif value if not field.has_presence else spec.HasField(name):
             given[name] = value
     return given
 

@@ -133,7 +133,7 @@ def test_the_tokens_that_wait_are_bounded() -> None:
     it.add([sequence(50, 5)])  # nobody waits, so it may, whatever its length
     run(it)
     it.add([sequence(7, 5)])
-    with pytest.raises(QueueFullError, match="11 tokens would wait, .* lets 10"):
+    with pytest.raises(QueueFullError, match=r"11 tokens would wait, .* lets 10"):
         it.add([sequence(4, 5)])
     it.add([sequence(3, 5)])
 

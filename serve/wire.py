@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 from google.rpc import code_pb2
 
-from gpt.params import SamplingParams
+from gpt.params import ConstraintKind, SamplingParams
 from serve.errors import RequestError
 from serve.results import Choice, Completion, Delta, Finish, ModelInfo, TokenScore
 from serve.v1 import generation_pb2 as pb
@@ -79,6 +79,14 @@ def spec_message(
     """
     if unknown := set(settings) - {*SETTINGS, *REQUEST_SETTINGS}:
         raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
+    given = [name for name in get_args(ConstraintKind) if settings.get(name) is not None]
+    if len(given) > 1:  # the message would keep the last without a word
+        text = f"given beside {given[0]}; a text has one constraint"
+        raise RequestError(
+            f"spec.{given[1]}: {text}",
+            code="INVALID_ARGUMENT",
+            violations=[(f"spec.{given[1]}", text)],
+        )
     spec = pb.GenerationSpec()
     fill(spec, {**settings, "model": model}, content=prompt, path="spec.")
     return spec

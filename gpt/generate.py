@@ -18,13 +18,14 @@ from torch import Tensor
 from gpt.cache import PAGE_SIZE, KVCache
 from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
-from gpt.errors import CheckpointError
+from gpt.errors import CheckpointError, SamplingError, UserError
 from gpt.logprobs import logprobs
 from gpt.pages import CachePages, most_pages
-from gpt.params import NOT_FINITE, SCORED, Made, SamplingParams, TokenLogprob
+from gpt.params import NO_TOKEN, NOT_FINITE, SCORED, Made, SamplingParams, TokenLogprob
 from gpt.plan import AttentionPlan, Chunk
 from gpt.sampling import Draw, sample
 from gpt.sequence import Sequence
+from gpt.starter import Starter
 from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
 
@@ -76,12 +77,12 @@ def step(
         start, end = sequence.computed, sequence.computed + n
         chunks.append(Chunk(start, n, sequence.tables))
         ids.extend(sequence.ids[start:end])
-        if sequence.scoring:
-            # After a preemption tokens are run again that have their scores already.
-            rows = range(len(ids) - (end - max(start, len(sequence.scores))), len(ids))
+        # After a preemption tokens are run again that have their scores already.
+        rows = range(max(start, len(sequence.scores)), min(end, len(sequence.targets)))
+        if rows:
             scored.append((i, slice(len(logit_rows), len(logit_rows) + len(rows))))
-            logit_rows.extend(rows)
-        elif n == sequence.pending:
+            logit_rows.extend(len(ids) - end + row for row in rows)
+        if n == sequence.pending and not sequence.scoring:
             drawn.append(i)
             drawn_rows.append(len(logit_rows))
             logit_rows.append(len(ids) - 1)
@@ -96,22 +97,33 @@ def step(
     logits = model(torch.tensor(ids, device=device), plan, cache)[:, :n_vocab]
     results: list[Made | None] = [None] * len(work)
     for i, rows_of in scored:
-        results[i] = _score(logits[rows_of], *work[i])
+        results[i] = _score(logits[rows_of], work[i][0])
     if drawn:
         last = logits[drawn_rows] if scored else logits
         for i, made in zip(drawn, _draw(last, [work[i][0] for i in drawn]), strict=True):
-            results[i] = made
-    for (sequence, n), result in zip(work, results, strict=True):
+            results[i] = results[i] or made
+    for i, ((sequence, n), result) in enumerate(zip(work, results, strict=True)):
         sequence.computed += n
-        if result is not None and result.token not in (SCORED, NOT_FINITE):
+        if result is None and sequence.scoring and not sequence.pending:
+            results[i] = Made(SCORED)
+        elif result is not None and result.token >= 0:
             sequence.ids.append(result.token)
+            if sequence.guide is not None:
+                sequence.guide.push(result.token)
     return results
 
 
 def _draw(logits: Tensor, sequences: list[Sequence]) -> list[Made]:
     """The next token of each sequence, from its row of (M, V) logits."""
     draws = [
-        Draw(s.params, s.choice, s.output_len, s.history if s.params.penalised else None)
+        Draw(
+            s.params,
+            s.choice,
+            s.output_len,
+            s.history if s.params.penalised else None,
+            s.banned,
+            None if s.guide is None else s.guide.bitmask(),
+        )
         for s in sequences
     ]
     made = [Made(token) for token in sample(logits, draws)]
@@ -125,16 +137,15 @@ def _draw(logits: Tensor, sequences: list[Sequence]) -> list[Made]:
     return made
 
 
-def _score(logits: Tensor, sequence: Sequence, n: int) -> Made | None:
-    """Score the last tokens of a chunk of n, as many as there are rows; what `step` returns."""
-    assert sequence.targets is not None
-    end = sequence.computed + n
-    targets = sequence.targets[end - len(logits) : end]
-    scores = logprobs(logits, targets, [sequence.params.logprobs or 0] * len(targets))
+def _score(logits: Tensor, sequence: Sequence) -> Made | None:
+    """Score the next targets, as many as there are rows. NOT_FINITE if that cannot be done."""
+    first = len(sequence.scores)
+    targets = sequence.targets[first : first + len(logits)]
+    scores = logprobs(logits, targets, [sequence.top_scores] * len(targets))
     if any(score.token == NOT_FINITE for score in scores):
         return Made(NOT_FINITE)
     sequence.scores += scores
-    return Made(SCORED) if n == sequence.pending else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -159,10 +170,6 @@ class Piece:
     top: tuple[TokenLogprob, ...] = ()
 
 
-def encode_prompt(prompt: str | Seq[int], tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-
 def generate(
     model: Model,
     tokenizer: Tokenizer,
@@ -184,21 +191,15 @@ def generate(
     Raises:
         PromptError: too long, or ids beyond the vocabulary.
         InexpressibleTextError: the vocabulary has no tokens for a character.
+        SamplingError: settings that do not fit the vocabulary, or a constraint that no text meets.
         CheckpointError: the model's logits are not finite.
     """
-    ids = encode_prompt(prompt, tokenizer)
+    starter = Starter(model.config, tokenizer)
     spec = CacheSpec.of(model.config)
+    ids = starter.encode(prompt)
     for first in range(0, num_samples, MAX_BATCH):
         sequences = [
-            Sequence.start(
-                ids,
-                params,
-                block_size=model.config.block_size,
-                n_vocab=tokenizer.n_vocab,
-                eot=tokenizer.eot,
-                choice=choice,
-                endless=spec.endless,
-            )
+            starter.start(ids, params, choice)
             for choice in range(first, min(first + MAX_BATCH, num_samples))
         ]
         n_pages = [
@@ -213,16 +214,35 @@ def generate(
             assert added, "the pool was made to hold every sequence whole"
         while len(texts):
             for _, piece in texts.step():
-                if piece is None:
-                    raise not_finite()
+                if isinstance(piece, UserError):
+                    raise piece
                 yield piece
 
 
-def not_finite() -> CheckpointError:
-    """What to say when the model has no opinion."""
+def fault(token: int) -> UserError:
+    """What to say when there is no token: `token` says why."""
+    if token == NO_TOKEN:
+        reason = (
+            "the model gives no chance to any of the tokens that may come next, or its vocabulary "
+            "lacks what would have to; allow other texts"
+        )
+        return SamplingError([("constraint", reason)])
     return CheckpointError(
         "the model's logits are not finite numbers: the checkpoint is damaged or its training "
         "diverged; use an earlier one"
+    )
+
+
+def text_of(sequence: Sequence, tokenizer: Tokenizer, before: bytes = b"") -> TextStream:
+    """The text that the sequence's tokens will make, after `before`."""
+    params = sequence.params
+    return TextStream(
+        tokenizer,
+        params.stop,
+        ends=sequence.ends,
+        stop_tokens=params.stop_tokens,
+        min_tokens=params.min_tokens,
+        before=before,
     )
 
 
@@ -271,14 +291,14 @@ class Texts:
         if any(n > left for n, left in zip(most, self._unclaimed, strict=True)):
             return False
         self._claim(most, -1)
-        self._live[sequence] = TextStream(self._tokenizer, sequence.params.stop)
+        self._live[sequence] = text_of(sequence, self._tokenizer)
         return True
 
-    def step(self) -> list[tuple[Sequence, Piece | None]]:
+    def step(self) -> list[tuple[Sequence, Piece | UserError]]:
         """One step over the texts: a piece for each that got a token.
 
-        None in place of a piece says that the text's logits are not finite; it is over, as is one
-        whose piece has a reason to finish.
+        An error in its place says why there is none; the text is over, as is one whose piece has a
+        reason to finish.
         """
         work = _share(list(self._live), self._prefill_chunk)
         for sequence, n in work:
@@ -286,24 +306,25 @@ class Texts:
             grown = self._pages.grow(sequence, sequence.computed + n)
             assert grown, "room was set aside for every text"
         results = step(self._model, self._cache, work, n_vocab=self._tokenizer.n_vocab)
-        pieces: list[tuple[Sequence, Piece | None]] = []
+        pieces: list[tuple[Sequence, Piece | UserError]] = []
         for (sequence, _), made in zip(work, results, strict=True):
             if made is None:
                 continue
-            piece = None
-            if made.token != NOT_FINITE:
-                stream = self._live[sequence]
-                text = stream.push(made.token, last=sequence.full)
-                piece = Piece(
-                    sequence.choice, made.token, text, stream.finish_reason, stream.matched_stop,
-                    made.logprob, made.top,
-                )  # fmt: skip
+            piece = fault(made.token) if made.token < 0 else self._piece(sequence, made)
             pieces.append((sequence, piece))
-            if piece is None or piece.finish_reason is not None:
+            if isinstance(piece, UserError) or piece.finish_reason is not None:
                 del self._live[sequence]
                 self._pages.release(sequence)
                 self._claim(self._pages.most(sequence.max_cached, self._prefill_chunk), 1)
         return pieces
+
+    def _piece(self, sequence: Sequence, made: Made) -> Piece:
+        stream = self._live[sequence]
+        text = stream.push(made.token, last=sequence.full, complete=sequence.complete)
+        return Piece(
+            sequence.choice, made.token, text, stream.finish_reason, stream.matched_stop,
+            made.logprob, made.top,
+        )  # fmt: skip
 
     def _claim(self, pages: list[int], sign: int) -> None:
         self._unclaimed = [a + sign * b for a, b in zip(self._unclaimed, pages, strict=True)]

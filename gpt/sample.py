@@ -195,9 +195,9 @@ def open_model(args: argparse.Namespace) -> tuple[LoadedModel, torch.dtype, torc
 def print_samples(args: argparse.Namespace, params: Any, prompt: str) -> int:
     loaded, dtype, device = open_model(args)
 
-    from gpt.generate import encode_prompt, generate
+    from gpt.generate import generate
 
-    ids = encode_prompt(prompt, loaded.tokenizer)
+    ids = loaded.tokenizer.encode(prompt)
     pieces = generate(
         loaded.model,
         loaded.tokenizer,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import math
 import os
 import sys
@@ -206,7 +207,7 @@ def _identity(
     args: argparse.Namespace, base: SamplingParams, loaded: LoadedModel, digest: str | None
 ) -> dict[str, Any]:
     """What the results depend on. The size of the batch and the device are only rounding."""
-    settings = asdict(base) | {"stop": list(base.stop)}
+    settings = json.loads(json.dumps(asdict(base)))  # as it will be read
     return {
         "format": "antiphon-batch/1",
         "input": digest,

@@ -8,10 +8,10 @@ import torch
 
 from gpt.cache import PAGE_SIZE, KVCache
 from gpt.cachespec import CacheSpec
-from gpt.generate import PREFILL_CHUNK, Model, encode_prompt, not_finite, step
+from gpt.generate import PREFILL_CHUNK, Model, fault, step
 from gpt.pages import CachePages, most_pages
 from gpt.params import NOT_FINITE, Made, SamplingParams
-from gpt.sequence import Sequence
+from gpt.starter import Starter
 from gpt.tokenizer import Tokenizer
 
 
@@ -43,13 +43,8 @@ def score(
         SamplingError: `top` is out of range.
         CheckpointError: the model's logits are not finite.
     """
-    sequence = Sequence.score(
-        encode_prompt(text, tokenizer),
-        SamplingParams(logprobs=top, seed=0),
-        block_size=model.config.block_size,
-        n_vocab=tokenizer.n_vocab,
-        eot=tokenizer.eot,
-    )
+    starter = Starter(model.config, tokenizer)
+    sequence = starter.score(text, SamplingParams(logprobs=top, seed=0))
     memories = CacheSpec.of(model.config).memories
     n_pages = [1 + most_pages(m, sequence.max_cached, prefill_chunk, PAGE_SIZE) for m in memories]
     cache = KVCache(model.config, n_pages, PAGE_SIZE, dtype=dtype, device=device)
@@ -61,5 +56,5 @@ def score(
         assert grown, "the pools were made for it"
         (made,) = step(model, cache, [(sequence, n)], n_vocab=tokenizer.n_vocab)
         if made is not None and made.token == NOT_FINITE:
-            raise not_finite()
+            raise fault(made.token)
     return sequence.scores

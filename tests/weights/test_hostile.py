@@ -148,9 +148,7 @@ def test_a_truncated_file_is_told(folder: Path) -> None:
 
 
 def test_a_tensor_listed_twice_with_two_places_is_refused(folder: Path) -> None:
-    twice = b'{"a": %s, "a": %s}' % tuple(
-        json.dumps(entry([1], i, i + 4)).encode() for i in (0, 4)
-    )
+    twice = b'{"a": %s, "a": %s}' % tuple(json.dumps(entry([1], i, i + 4)).encode() for i in (0, 4))
     (folder / "model.safetensors").write_bytes(table(twice, b"0" * 8))
     with pytest.raises(CheckpointError, match="is no readable safetensors file"):
         read(folder)

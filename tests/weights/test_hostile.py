@@ -199,8 +199,8 @@ def sharded(folder: Path, weight_map: Any, **files: dict[str, torch.Tensor]) -> 
      "..\\a.safetensors", "x" * 5000],
 )  # fmt: skip
 def test_an_index_cannot_lead_out_of_the_folder(folder: Path, file: Any) -> None:
-    sharded(folder, {name: file for name in llama_tensors()}, a=llama_tensors())
-    with pytest.raises(CheckpointError, match="which is not beside it|which is not there"):
+    sharded(folder, dict.fromkeys(llama_tensors(), file), a=llama_tensors())
+    with pytest.raises(CheckpointError, match=r"which is not beside it|which is not there"):
         read(folder)
 
 
@@ -261,7 +261,7 @@ def test_what_is_no_tensor_in_a_pickle_is_named(folder: Path) -> None:
     ]:
         with pytest.raises(CheckpointError, match=says):
             read(as_bin(folder, value))
-    with pytest.raises(CheckpointError, match="since version 1.6"):
+    with pytest.raises(CheckpointError, match=r"since version 1\.6"):
         read(as_bin(folder, good, _use_new_zipfile_serialization=False))
     # A tensor that is only laid out otherwise is a tensor.
     turned = {name: value.t().contiguous().t() for name, value in good.items()}

@@ -22,7 +22,7 @@ from gpt.weights.gguf_vocabulary import padded
 from gpt.weights.layout import cut
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
+    from gpt.weights.gguf_writer import Writer
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0"]
 _OF_TORCH: dict[torch.dtype, Kind] = {torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -142,17 +142,17 @@ def write_gguf(
     Raises:
         CheckpointError: no family computes this, the place is taken, or it cannot be written.
     """
-    from gguf import GGUFWriter
+    from gpt.weights.gguf_writer import Writer
 
     family = find_family(config)
     if path.exists():
         raise CheckpointError(f"{path} exists; choose another place")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    writer = GGUFWriter(temporary, family.name)
+    writer = Writer(temporary, family.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for key, value in {**describe(config, family), **settings}.items():
-            _add(writer, key, value)
+            writer.add(key, value)
         _write_tensors(writer, config, state, family, kind)
         writer.close()
         with open(temporary, "rb+") as file:
@@ -209,21 +209,8 @@ def _rope(config: GPTConfig) -> dict[str, Any]:
     return found
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
-
-
 def _write_tensors(
-    writer: GGUFWriter,
+    writer: Writer,
     config: GPTConfig,
     state: Mapping[str, Tensor],
     family: Family,

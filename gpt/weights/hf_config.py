@@ -79,9 +79,7 @@ def read_config(values: dict[str, Any], where: str, n_layer: int) -> tuple[str, 
     fields.only("chunk_size_feed_forward", 0)
     claimed = fields.integer("n_layer" if family == "gpt2" else "num_hidden_layers")
     if claimed != n_layer:
-        raise CheckpointError(
-            f"{where} claims {claimed} layers, but the weights have {n_layer}"
-        )
+        raise CheckpointError(f"{where} claims {claimed} layers, but the weights have {n_layer}")
     read = _gpt2 if family == "gpt2" else _llama
     try:
         config = GPTConfig(n_layer=n_layer, **read(family, fields, n_layer))

@@ -227,15 +227,18 @@ def _write_tensors(
         writer.add_tensor_info(
             name, x.shape, np.dtype(np.float32), x.numel() // block * size, raw_dtype=chosen
         )
-    chosen = kinds["token_embd.weight"].name
-    writer.add_file_type(LlamaFileType["ALL_F32" if chosen == "F32" else f"MOSTLY_{chosen}"])
+    most = kinds["token_embd.weight"].name
+    writer.add_file_type(LlamaFileType["ALL_F32" if most == "F32" else f"MOSTLY_{most}"])
     if kind == "Q8_0":
         writer.add_quantization_version(2)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, x in _tensors(config, state, family):
-        writer.write_tensor_data(_stored(x, kinds[name]))
+        stored = _stored(x, kinds[name])
+        if kinds[name].name == "F16" and bool(x.isfinite().all()) > bool(np.isfinite(stored).all()):
+            raise CheckpointError(f"{name} has numbers too large for F16; choose another type")
+        writer.write_tensor_data(stored)
 
 
 def _tensors(
@@ -266,10 +269,9 @@ def _stored(x: Tensor, kind: Any) -> np.ndarray[Any, Any]:
 
     if kind.name == "BF16" and x.dtype == torch.bfloat16:
         return x.contiguous().view(torch.int16).numpy()
-    if kind.name == "F16" and x.dtype == torch.float16:
-        return x.contiguous().numpy()
+    if kind.name in ("F32", "F16"):
+        return x.to(torch.float32 if kind.name == "F32" else torch.float16).contiguous().numpy()
     rows = x.reshape(1, -1) if x.dim() == 1 else x
     step = max(1, _ROWS // rows.shape[-1])
-    return np.concatenate(
-        [quantize(part.float().contiguous().numpy(), kind) for part in rows.split(step)]
-    )
+    parts = (rows[first : first + step] for first in range(0, len(rows), step))
+    return np.concatenate([quantize(part.float().contiguous().numpy(), kind) for part in parts])

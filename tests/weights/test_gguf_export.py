@@ -129,6 +129,16 @@ def test_matrices_are_of_the_kind_asked_for_and_vectors_float32(
     }[kind]  # fmt: skip
 
 
+def test_numbers_too_large_for_float16_are_not_written(tmp_path: Path) -> None:
+    model = random_model(ROTARY)
+    with torch.no_grad():
+        model.embed.weight[3, 3] = 1e6
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight has numbers too large"):
+        file_of(model, tmp_path / "a.gguf", "F16")
+    assert not list(tmp_path.iterdir())
+    file_of(model, tmp_path / "a.gguf", "BF16")
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "our default": ({"mlp": "relu2"}, "mlp is 'relu2', not 'swiglu'"),
     "norm": ({"norm": "layernorm"}, "norm is 'layernorm', not 'rmsnorm'"),

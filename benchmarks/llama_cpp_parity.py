@@ -229,22 +229,23 @@ def main() -> None:
         settings = padded(to_gguf(tokenizer), model.config.vocab_size)
         write_gguf(path, model.config, model.state_dict(), settings, kind="F32")
         run("imported, exported as F32", path)
-        small = Tokenizer.bytes()
+        learned = Tokenizer.bpe(PROMPTS, 400)
         for name, fields in SMALL.items():
+            small = Tokenizer.bytes() if name == "llama" else learned
+            own = random_model(fields, small.n_vocab + 3)
             path = Path(folder) / f"{name}.gguf"
-            own = random_model(fields, 260)
-            settings = padded(to_gguf(small), 260)
+            settings = padded(to_gguf(small), own.config.vocab_size)
             write_gguf(path, own.config, own.state_dict(), settings)
-            ids = [small.encode(text * 4)[:120] for text in PROMPTS]
+            texts = [(text * 6)[:150] for text in PROMPTS]
+            ids = [small.encode(text) for text in texts]
+            title = f"small model: {name} ({find_family(own.config).name}, {small.kind})"
             try:
-                theirs = run_llama(args.llama, path, ids, args.tokens)
+                theirs = run_llama(args.llama, path, texts, args.tokens)
             except UserError as error:
-                print(f"\n{name} ({find_family(own.config).name}): {error}")
+                print(f"\n{title}: {error}")
                 continue
             found = [compare(own, each, theirs, i) for i, each in enumerate(ids)]
-            report(
-                f"small model: {name} ({find_family(own.config).name})", PROMPTS, found, args.tokens
-            )
+            report(title, PROMPTS, found, args.tokens)
 
 
 if __name__ == "__main__":

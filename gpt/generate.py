@@ -184,7 +184,7 @@ def generate(
     """Continue a prompt, piece by piece.
 
     Args:
-        prompt: text, or token ids; empty starts from end-of-text.
+        prompt: text, or token ids; empty starts as a document does.
         num_samples: texts to make, side by side; each has random numbers of its own.
         dtype, device: of the KV cache; the model's own.
 

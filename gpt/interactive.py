@@ -164,13 +164,13 @@ class Session:
         elif name == "/seed":
             self._seed_command(rest)
         elif name == "/again" and self._prompt is not None:
-            self._make(self._prompt, self._loaded.tokenizer.decode(self._prompt))
+            self._make(self._prompt, self._text(self._prompt))
         elif name == "/more" and self._last is not None:
             self._make(self._whole_text(self._last), "")
         elif name in ("/again", "/more"):
             self.complain("nothing was made yet; type a prompt first, or /new")
         elif name == "/new":
-            self._make([], "")
+            self._make(self._loaded.tokenizer.prompt(""), "")
         elif name == "/multi":
             self._continue("\n".join(lines_of(read)))
         else:
@@ -261,7 +261,7 @@ class Session:
     # Texts
 
     def _continue(self, prompt: str) -> None:
-        self._make(self._loaded.tokenizer.encode(prompt), prompt)
+        self._make(self._loaded.tokenizer.prompt(prompt), prompt)
 
     def _make(self, ids: list[int], head: str) -> None:
         """Continue `ids` and print the text behind `head`, until it is over or Ctrl-C comes.
@@ -305,6 +305,12 @@ class Session:
             if any(sample.finish_reason is None for sample in samples):
                 self._say("stopped; /more goes on, /again begins once more")
 
+    def _text(self, ids: list[int]) -> str:
+        """The text of a prompt, without the token that begins it."""
+        tokenizer = self._loaded.tokenizer
+        begins = tokenizer.begin is not None and ids[:1] == [tokenizer.start]
+        return tokenizer.decode(ids[1:] if begins else ids)
+
     def _after(self, sample: Transcript) -> str:
         """What stands below a text that is over."""
         note = ""
@@ -326,8 +332,8 @@ class Session:
         prompt = list(last.prompt)
         held = last.finish_reason is None and last.params.stop
         if held or last.finish_reason is FinishReason.STOP:  # its tokens go beyond the text
-            return prompt + tokenizer.encode(last.text)
-        made = [m.token for m in last.made if m.token != tokenizer.eot]
+            return prompt + tokenizer.encode(last.text, after="text")
+        made = [m.token for m in last.made if m.token not in tokenizer.end_ids]
         return prompt + whole_characters(made, tokenizer)
 
     def _say(self, message: str) -> None:

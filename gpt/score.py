@@ -26,7 +26,7 @@ def score(
     prefill_chunk: int = PREFILL_CHUNK,
 ) -> list[Made]:
     """The log-probability of each token of a text, given those before it; the first one follows
-    end-of-text, as at the beginning of a document.
+    what a document begins with: the tokenizer's `start`.
 
     Args:
         text: text, or token ids; at least one token, and no more than the context holds.

@@ -30,23 +30,23 @@ class Starter:
         self.tokenizer = tokenizer
         self.block_size = config.block_size
         self.endless = CacheSpec.of(config).endless
-        self.ends = frozenset({tokenizer.eot})
+        self.ends = tokenizer.end_ids
         self._compiler: ConstraintCompiler | None = None
         self._guide = lru_cache(KEPT_CONSTRAINTS)(self._compile)
 
     def encode(self, prompt: str | Seq[int]) -> list[int]:
-        """The ids of a prompt.
+        """The ids of a prompt: text begins as a document does, ids are taken as they are.
 
         Raises:
             InexpressibleTextError: the vocabulary has no tokens for a character.
         """
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
 
     def start(self, prompt: str | Seq[int], params: SamplingParams, choice: int = 0) -> Sequence:
         """A sequence that continues the prompt.
 
         Args:
-            prompt: text, or token ids; empty starts from end-of-text.
+            prompt: text, or token ids; empty starts as a document does.
             choice: which of several texts for the prompt.
 
         Raises:
@@ -60,7 +60,7 @@ class Starter:
             params,
             block_size=self.block_size,
             n_vocab=self.tokenizer.n_vocab,
-            eot=self.tokenizer.eot,
+            eot=self.tokenizer.start,
             ends=self.ends,
             choice=choice,
             endless=self.endless,
@@ -70,11 +70,11 @@ class Starter:
     def score(self, text: str | Seq[int], params: SamplingParams) -> Sequence:
         """A sequence that scores the text; what it raises is as for `start`."""
         return Sequence.score(
-            self.encode(text),
+            self.tokenizer.encode(text) if isinstance(text, str) else list(text),
             params,
             block_size=self.block_size,
             n_vocab=self.tokenizer.n_vocab,
-            eot=self.tokenizer.eot,
+            eot=self.tokenizer.start,
         )
 
     def _compile(self, constraint: Constraint) -> Guide:

@@ -33,7 +33,7 @@ class Vocabulary(Protocol):
     """What of a tokenizer is needed here."""
 
     @property
-    def eot(self) -> int: ...
+    def end_ids(self) -> frozenset[int]: ...
 
     def token_bytes(self, token: int, /) -> bytes: ...
 
@@ -45,7 +45,7 @@ class TextStream:
     that is *completed* first wins, and of those completed by the same character the longest.
 
     Args:
-        ends: tokens that end the text; None: end-of-text.
+        ends: tokens that end the text; None: those that end any text of the vocabulary.
         stop_tokens: more of them, which the request named.
         min_tokens: a stop string completed before so many tokens is text like any other.
         before: bytes that the text begins with; no stop string is looked for in them.
@@ -70,7 +70,7 @@ class TextStream:
         self.matched_stop: str | None = None
         self.matched_stop_token: int | None = None
         self._vocabulary = vocabulary
-        self._ends = {vocabulary.eot} if ends is None else ends
+        self._ends = vocabulary.end_ids if ends is None else ends
         self._stop_tokens = stop_tokens
         self._tokens_to_go = min_tokens
         # Malformed bytes, which a model can make, become U+FFFD as in `bytes.decode`.

@@ -121,7 +121,7 @@ async def warm_up(engine: Engine) -> None:
         ServerError: the model cannot even do that.
     """
     params = SamplingParams(max_tokens=2, temperature=0, seed=0)
-    prompt = [engine.tokenizer.eot] * min(8, engine.model.config.block_size)
+    prompt = [engine.tokenizer.start] * min(8, engine.model.config.block_size)
     starter = Starter(engine.model.config, engine.tokenizer)
     try:
         async for _ in engine.submit(Asked([starter.start(prompt, params)])):

@@ -54,7 +54,7 @@ class Attention(nn.Module):
         self.head_dim = D
         self.scale = config.score_scale
         self.dropout = config.attn_dropout
-        self.qkv = nn.Linear(C, (H + 2 * K) * D, bias=config.bias)
+        self.qkv = nn.Linear(C, (H + 2 * K) * D, bias=config.has_qkv_bias)
         self.out = nn.Linear(H * D, C, bias=config.bias)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None

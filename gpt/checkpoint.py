@@ -5,6 +5,7 @@ A model folder is self-contained; sampling and serving need nothing else:
     config.json         format, name, architecture, the tokenizer's fingerprint, how it was trained
     model.safetensors   the weights; a tied head is stored once
     tokenizer.json      the vocabulary
+    chat_template.jinja how a conversation is laid out as text, if the model was taught one
 
 A Lightning checkpoint carries the same under its key `antiphon`, and the weights under `gpt.*`.
 Both are read as data only: no pickle is ever executed.
@@ -12,11 +13,13 @@ Both are read as data only: no pickle is ever executed.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,9 @@ from gpt.tokenizer import Tokenizer
 
 FORMAT = "antiphon-model/1"
 CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+MAX_CHAT_TEMPLATE = 1 << 20
+"""Bytes. The longest in use have some tens of thousands."""
 PAYLOAD_KEY = "antiphon"
 """Where a Lightning checkpoint holds `checkpoint_payload`."""
 WEIGHTS_PREFIX = "gpt."
@@ -47,6 +53,8 @@ class LoadedModel:
     Attributes:
         name: what it calls itself: the run's name, or the folder's.
         training: how it was trained, as recorded; empty if nothing was.
+        chat_template: the Jinja text that lays out a conversation; None: the model has none. It is
+            as much a stranger's as the rest of the folder.
     """
 
     model: GPT
@@ -54,6 +62,7 @@ class LoadedModel:
     name: str
     path: Path
     training: dict[str, Any]
+    chat_template: str | None = None
 
 
 def load_model(
@@ -65,7 +74,8 @@ def load_model(
     """Open a model folder, a run folder that holds one under `model/`, or a Lightning checkpoint.
 
     Args:
-        dtype: to convert the weights to; None keeps the saved one.
+        dtype: to convert the weights to; None keeps the saved one (of several, the one that holds
+            them all).
 
     Raises:
         CheckpointError: not there, damaged, or of another kind.
@@ -82,6 +92,7 @@ def load_model(
             "checkpoint (.ckpt); `fit` writes both into its run folder"
         )
     name = path.resolve().name
+    chat_template = None
     try:
         if path.is_file():
             payload, state = _read_checkpoint(path)
@@ -91,6 +102,8 @@ def load_model(
             folder = path if (path / CONFIG_FILE).exists() else path / "model"
             payload, state = _read_folder(folder, path)
             tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
+            chat_template = _read_chat_template(folder / CHAT_TEMPLATE_FILE)
+        dtype = dtype or _common_dtype(state)
         model = _build(GPTConfig.from_dict(payload["model"]), state)
         check_tokenizer(tokenizer, payload["tokenizer_fingerprint"], model.config)
     except ConfigError as error:
@@ -107,6 +120,7 @@ def load_model(
         _printable(payload.get("name")) or name,
         path,
         training if isinstance(training := payload.get("training"), dict) else {},
+        chat_template,
     )
 
 
@@ -117,37 +131,85 @@ def save_model(
     *,
     name: str | None = None,
     training: dict[str, Any] | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Write a model folder; it appears whole or not at all. An earlier one is replaced.
 
     Args:
         name: what the model calls itself; None: the folder's name.
         training: plain data on how it was trained, for the record.
+        chat_template: the Jinja text that lays out a conversation.
 
     Raises:
         CheckpointError: the folder holds something else, or the disk refuses.
     """
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or _foreign(folder)):
-        raise CheckpointError(f"{folder} exists and is no model folder; choose another place")
     state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     if model.config.tie_embeddings:
         del state["head.weight"]
+    write_folder(
+        folder, model.config, state, tokenizer,
+        name=name, training=training, chat_template=chat_template,
+    )  # fmt: skip
+
+
+def write_folder(
+    folder: Path | str,
+    config: GPTConfig,
+    state: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    *,
+    name: str | None = None,
+    training: dict[str, Any] | None = None,
+    chat_template: str | None = None,
+) -> None:
+    """`save_model` from weights alone, for those who have no GPT.
+
+    Args:
+        state: contiguous CPU tensors by their names in `GPT.state_dict()`, without `head.weight`
+            when it is the embedding.
+
+    Raises:
+        CheckpointError: as `save_model`.
+    """
+    folder = Path(folder)
     described = {
         "format": FORMAT,
         "name": name or folder.resolve().name,
-        "model": model.config.to_dict(),
+        "model": config.to_dict(),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "training": training or {},
     }
+
+    def fill(new: Path) -> None:
+        save_file(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
+        tokenizer.save(new / TOKENIZER_FILE)
+        (new / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        if chat_template is not None:
+            (new / CHAT_TEMPLATE_FILE).write_bytes(chat_template.encode())
+
+    replace_folder(folder, fill)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raises CheckpointError if the folder holds something else than a model."""
+    if folder.exists() and (not folder.is_dir() or _foreign(folder)):
+        raise CheckpointError(f"{folder} exists and is no model folder; choose another place")
+
+
+def replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Put a new folder, which `fill` writes into, at the place of an earlier model, if there is
+    one. It appears whole or not at all.
+
+    Raises:
+        CheckpointError: the place holds something else than a model, or the disk refuses.
+    """
+    check_replaceable(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
             new, old = Path(scratch) / "new", Path(scratch) / "old"
             new.mkdir()
-            save_file(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
-            tokenizer.save(new / TOKENIZER_FILE)
-            (new / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+            fill(new)
             for file in new.iterdir():
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
@@ -155,8 +217,9 @@ def save_model(
                 folder.rename(old)
             new.rename(folder)
             shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {folder}: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot write {folder}: {reason}") from None
 
 
 def checkpoint_payload(
@@ -194,7 +257,16 @@ def _printable(name: Any) -> str:
 
 
 def _foreign(folder: Path) -> bool:
-    return any(folder.iterdir()) and not (folder / CONFIG_FILE).exists()
+    """Whether a folder has something in it and is no model of ours. (Other programs' model folders
+    have a file of that name, too.)"""
+    if not any(folder.iterdir()):
+        return False
+    try:
+        values = json.loads((folder / CONFIG_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True
+    found = values.get("format") if isinstance(values, dict) else None
+    return not (isinstance(found, str) and found.startswith(FORMAT.partition("/")[0]))
 
 
 def _read_folder(folder: Path, given: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -215,6 +287,23 @@ def _read_folder(folder: Path, given: Path) -> tuple[dict[str, Any], dict[str, T
         return payload, load_file(folder / WEIGHTS_FILE)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from None
+
+
+def _read_chat_template(file: Path) -> str | None:
+    try:
+        if not file.exists():
+            return None
+        if file.stat().st_size > MAX_CHAT_TEMPLATE:
+            raise CheckpointError(f"{file} has over {MAX_CHAT_TEMPLATE >> 20} MiB")
+        return file.read_bytes().decode()  # line ends as they are
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+
+
+def _common_dtype(state: dict[str, Tensor]) -> torch.dtype | None:
+    """The one dtype that can hold all weights: folders of other formats may mix them."""
+    found = {value.dtype for value in state.values() if value.is_floating_point()}
+    return functools.reduce(torch.promote_types, found) if len(found) > 1 else None
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -21,7 +21,7 @@ RopeLayout = Literal["half-split", "interleaved"]
 RopeScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
 Norm = Literal["rmsnorm", "layernorm"]
 NormPlace = Literal["pre", "post"]
-MLPKind = Literal["gelu", "swiglu", "relu2"]
+MLPKind = Literal["gelu", "gelu-exact", "swiglu", "relu2"]
 
 _SCALINGS = ("linear", "ntk", "yarn", "llama3")
 _READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -86,8 +86,12 @@ class GPTConfig:
         norm_eps: added to the mean square or variance.
         norm_place: `pre` normalises what goes into a branch, `post` the sum that comes after it
             (Xiong et al., arXiv 2002.04745).
-        mlp: `gelu`, `swiglu` (Shazeer, arXiv 2002.05202) or `relu2` (So et al., arXiv 2109.08668).
-        bias: biases in every linear layer and in LayerNorm.
+        mlp: `gelu` (Hendrycks & Gimpel, arXiv 1606.08415) by its tanh formula, as GPT-2 has it, or
+            `gelu-exact` by the error function; `swiglu` (Shazeer, arXiv 2002.05202) or `relu2` (So
+            et al., arXiv 2109.08668).
+        bias: biases in every linear layer of the blocks and in LayerNorm.
+        qkv_bias: in the layer that makes queries, keys and values. None: as `bias` says.
+        mlp_bias: in the layers of the MLP. None: as `bias` says.
         tie_embeddings: the output head is the embedding matrix (Press & Wolf, arXiv 1608.05859).
         qk_norm: RMS-normalise queries and keys per head (Henry et al., arXiv 2010.04245).
         attn_scale: multiplies the scores. None: 1 / sqrt(head_dim). See `gpt.attention` for why.
@@ -129,6 +133,8 @@ class GPTConfig:
     norm_place: NormPlace = "pre"
     mlp: MLPKind = "relu2"
     bias: bool = False
+    qkv_bias: bool | None = None
+    mlp_bias: bool | None = None
     tie_embeddings: bool = True
     qk_norm: bool = True
     attn_scale: float | None = None
@@ -293,6 +299,14 @@ class GPTConfig:
         if self.d_ff is not None:
             return self.d_ff
         return -(-8 * self.d_model // 3 // 32) * 32 if self.mlp == "swiglu" else 4 * self.d_model
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        return self.bias if self.qkv_bias is None else self.qkv_bias
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        return self.bias if self.mlp_bias is None else self.mlp_bias
 
     @property
     def rope_width(self) -> int:

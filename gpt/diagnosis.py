@@ -27,7 +27,7 @@ OFFSETS = 4
 SCORES_AT_ONCE = 2**22
 """Numbers of the score matrix that exist at one time: 16 MiB."""
 
-FLAT_SIDE = {"relu2": 0.0, "gelu": -3.0}
+FLAT_SIDE = {"relu2": 0.0, "gelu": -3.0, "gelu-exact": -3.0}
 """Where an MLP's bend begins to pass something; below, value and slope are (nearly) 0."""
 
 

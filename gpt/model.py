@@ -37,13 +37,13 @@ class MLP(nn.Module):
         self.kind = config.mlp
         width = config.mlp_width
         inner = 2 * width if self.kind == "swiglu" else width
-        self.up = nn.Linear(config.d_model, inner, bias=config.bias)
-        self.down = nn.Linear(width, config.d_model, bias=config.bias)
+        self.up = nn.Linear(config.d_model, inner, bias=config.has_mlp_bias)
+        self.down = nn.Linear(width, config.d_model, bias=config.has_mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.up(x)  # (..., F) or (..., 2F)
-        if self.kind == "gelu":
-            h = F.gelu(h, approximate="tanh")
+        if self.kind in ("gelu", "gelu-exact"):
+            h = F.gelu(h, approximate="tanh" if self.kind == "gelu" else "none")
         elif self.kind == "relu2":
             h = F.relu(h).square()
         else:

@@ -54,8 +54,10 @@ def parts(config: GPTConfig) -> list[Part]:
         found.append(Part("mlp gate", (F, C), L))
     found += [Part("mlp up", (F, C), L), Part("mlp down", (C, F), L)]
     inner = 2 * F if config.mlp == "swiglu" else F
-    if config.bias:
-        found.append(Part("biases", (queries + 2 * keys + C + inner + C,), L))
+    biases = (queries + 2 * keys) * config.has_qkv_bias + C * config.bias
+    biases += (inner + C) * config.has_mlp_bias
+    if biases:
+        found.append(Part("biases", (biases,), L))
     final = 1 if config.norm_place == "pre" else 0
     found.append(Part("norms", (C,), 2 * L + final))
     if config.norm == "layernorm" and config.bias:

@@ -158,7 +158,10 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
         y = x @ state[f"{name}.weight"].T
-        return y + state[f"{name}.bias"] if config.bias else y
+        part = name.split(".", 2)[2]  # of blocks.0.attn.qkv
+        said = {"attn.qkv": config.qkv_bias, "mlp.up": config.mlp_bias, "mlp.down": config.mlp_bias}
+        biased = config.bias if said.get(part) is None else said[part]
+        return y + state[f"{name}.bias"] if biased else y
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
         weight = state[f"{name}.weight"]
@@ -195,6 +198,8 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
         h = linear(x, f"{name}.up")
         if config.mlp == "gelu":
             h = 0.5 * h * (1 + np.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        elif config.mlp == "gelu-exact":
+            h = h * np.vectorize(lambda z: 0.5 * (1 + math.erf(z / math.sqrt(2))))(h)
         elif config.mlp == "relu2":
             h = np.where(h > 0, h, 0) ** 2
         else:

@@ -80,7 +80,7 @@ def test_widths_follow_from_the_model_unless_given() -> None:
         ),
         ({"pattern": None}, "pattern is None"),
         ({"pattern": "window:" + "9" * 5000}, "pattern is 'window:9999"),
-        ({"mlp": "relu"}, "mlp is 'relu', but must be one of gelu, swiglu, relu2"),
+        ({"mlp": "relu"}, "mlp is 'relu', but must be one of gelu, gelu-exact, swiglu, relu2"),
         ({"norm_place": "mid"}, "norm_place is 'mid'"),
         ({"pattern": "window:0"}, "pattern is 'window:0'"),
         ({"pattern": "widow:4"}, "pattern is 'widow:4'"),

@@ -252,3 +252,14 @@ class Splitter:
                 blanks = []
         if start < len(segment):
             yield segment[start:]
+
+
+def utf8(text: str, offset: int) -> bytes:
+    """UTF-8 of `text`. Raises TokenizerError, where tiktoken would put U+FFFD and say nothing."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text holds half of a surrogate pair (U+{ord(text[error.start]):04X}) at offset "
+            f"{offset + error.start}, which is no character; decode the text as UTF-8 first"
+        ) from None

@@ -13,19 +13,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import rustbpe
-import tiktoken
-
-from gpt import tokenizer_format
+from gpt import learning, tokenizer_format
+from gpt.codec import Codec
 from gpt.errors import InexpressibleTextError, TokenizerError
 from gpt.files import write_atomically
-from gpt.merging import leftover
+from gpt.learning import MIN_BPE_VOCAB
+from gpt.rules import After, Rules
 from gpt.specials import MAX_VOCAB, SpecialFinder, check_names, check_special
-from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN, Splitter, split_pattern
+from gpt.splitting import CHAR_PATTERN, GPT4_PATTERN, Splitter, utf8
 from gpt.tokenizer_format import END_OF_TEXT, Described
 
-MIN_BPE_VOCAB = 257
-"""256 bytes and end-of-text."""
+__all__ = ["FILE_NAME", "MIN_BPE_VOCAB", "Tokenizer", "check_special_tokens"]
 
 FILE_NAME = "tokenizer.json"
 
@@ -37,12 +35,16 @@ class Tokenizer:
     """A vocabulary and the split pattern that goes with it.
 
     Attributes:
-        encoding: the tiktoken encoding that does the work.
+        encoding: the tiktoken encoding that does the work. Its ids are ours unless `rules.order`
+            says otherwise.
         kind: `bpe`, `bytes`, `chars`, or what else its maker called it.
         pattern: the regular expression that splits text before bytes are merged.
         special: ids of the special tokens by name, end-of-text among them, in order of the ids.
         end_of_text: the name of the one that ends a text.
         eot: its id.
+        begin: the name of the one that every text of a document begins with, if any does.
+        ends: names of further ones that end a text that a model makes.
+        rules: what an imported vocabulary does otherwise.
         n_vocab: one more than the largest id. Some ids below it may stand for nothing.
         fingerprint: SHA-256 (hex) of pattern, tokens and special tokens. Two tokenizers with the
             same fingerprint give the same ids.
@@ -56,27 +58,35 @@ class Tokenizer:
         *,
         special: Mapping[str, int] | None = None,
         end_of_text: str = END_OF_TEXT,
+        begin: str | None = None,
+        ends: Sequence[str] = (),
+        rules: Rules | None = None,
     ) -> None:
-        """A tokenizer from its tokens; a token's id, and its rank in merging, is its place.
+        """A tokenizer from its tokens; a token's id is its place, and without rules to the contrary
+        that is its rank in merging.
 
         Args:
             tokens: bytes by id; empty ones are ids of special tokens, or of nothing.
             special: ids of the special tokens by name; None: end-of-text alone, after the others.
             end_of_text: the name of the one that ends a text.
+            begin, ends: as the attributes; each is the name of a special token.
+            rules: what an imported vocabulary does otherwise.
 
         Raises:
             TokenizerError: a repeated token, none at all, special tokens without a name, an id or a
                 place of their own, or an unusable pattern.
         """
-        ranks = {token: rank for rank, token in enumerate(tokens) if token}
         if special is None:
             special = {end_of_text: len(tokens)}
+        rules = rules or Rules()
         check_special(special, tokens, end_of_text)
+        for name in (*([] if begin is None else [begin]), *ends, *rules.always):
+            if name not in special:
+                raise TokenizerError(f"the tokenizer names {name[:80]!r}, no special token of it")
         given = sum(map(bool, tokens))
-        if not ranks or len(ranks) != given or len(tokens) > MAX_VOCAB:
+        if not 0 < given <= len(tokens) <= MAX_VOCAB:
             raise TokenizerError(
-                f"a {kind} vocabulary of {given} tokens is not usable: it needs 1 to {MAX_VOCAB}, "
-                "and each must be different"
+                f"a {kind} vocabulary of {given} tokens is not usable: it needs 1 to {MAX_VOCAB}"
             )
         self.kind = kind
         self.pattern = pattern
@@ -84,24 +94,20 @@ class Tokenizer:
         self.special = dict(sorted(special.items(), key=lambda item: item[1]))
         self.end_of_text = end_of_text
         self.eot = special[end_of_text]
-        self.n_vocab = 1 + max(*ranks.values(), *special.values())
-        self._ranks = ranks
-        self._token_bytes = [*tokens, *[b""] * (self.n_vocab - len(tokens))][: self.n_vocab]
+        self.begin = begin
+        self.ends = tuple(ends)
+        self.rules = rules
+        self.n_vocab = max(1 + max(special.values()), len(_stripped(tokens)))
+        self._tokens = _stripped(tokens)
+        self._token_bytes = [*self._tokens, *[b""] * (self.n_vocab - len(self._tokens))]
         for name, token in special.items():
             if name != end_of_text:
                 self._token_bytes[token] = name.encode()
-        self._missing = frozenset(b for b in range(256) if bytes([b]) not in ranks)
         self._known_chars: set[str] = set()
         self.fingerprint = tokenizer_format.fingerprint(self._described)
-        try:
-            self.encoding = tiktoken.Encoding(
-                f"antiphon-{kind}-{self.fingerprint[:12]}",
-                pat_str=pattern,
-                mergeable_ranks=ranks,
-                special_tokens=self.special,
-            )
-        except ValueError as error:
-            raise TokenizerError(f"the split pattern {pattern!r} is not valid: {error}") from None
+        name = f"antiphon-{kind}-{self.fingerprint[:12]}"
+        self._codec = Codec(name, pattern, self._tokens, self.special, rules)
+        self.encoding = self._codec.encoding
 
     @classmethod
     def bytes(cls, special_tokens: Sequence[str] = ()) -> Tokenizer:
@@ -125,7 +131,7 @@ class Tokenizer:
             raise TokenizerError(
                 "a chars tokenizer needs at least one character; the text is empty"
             )
-        tokens = [_utf8(char, 0) for char in characters]
+        tokens = [utf8(char, 0) for char in characters]
         return cls._made("chars", CHAR_PATTERN, tokens, special_tokens)
 
     @classmethod
@@ -154,27 +160,8 @@ class Tokenizer:
                 tokens that are empty, repeated or end-of-text.
         """
         check_special_tokens(special_tokens)
-        least = MIN_BPE_VOCAB + len(special_tokens)
-        if vocab_size < least:
-            named = f", {len(special_tokens)} special tokens" if special_tokens else ""
-            raise TokenizerError(
-                f"vocab_size is {vocab_size}, but a bpe vocabulary needs at least {least} "
-                f"(256 bytes{named} and end-of-text); give more, or use --tokenizer chars"
-            )
-        pattern = split_pattern(pattern)
-        splitter = Splitter(pattern)
-        learner = rustbpe.Tokenizer()
-        if special_tokens:
-            texts = _ordinary(texts, SpecialFinder(special_tokens))
-        # rustbpe collects buffer_size texts before it counts them; ours are large.
-        segments = (segment for text in texts for segment in _checked(splitter.segments([text])))
-        size = vocab_size - 1 - len(special_tokens)
-        try:
-            learner.train_from_iterator(segments, size, buffer_size=16, pattern=pattern)
-        except BaseException as error:  # noqa: BLE001 (Rust panics are no Exceptions)
-            raise _unless_panic(error, "no vocabulary can be learned from this text") from None
-        ranks = sorted(learner.get_mergeable_ranks(), key=lambda pair: pair[1])
-        return cls._made("bpe", pattern, [bytes(token) for token, _ in ranks], special_tokens)
+        tokens, pattern = learning.learn(texts, vocab_size, pattern, special_tokens)
+        return cls._made("bpe", pattern, tokens, special_tokens)
 
     @classmethod
     def _made(
@@ -196,28 +183,64 @@ class Tokenizer:
         new = [name for name in names if name not in self.special]
         if not new:
             return self
-        tokens = self._described.tokens
         special = self.special | {name: self.n_vocab + i for i, name in enumerate(new)}
-        return Tokenizer(
-            self.kind, self.pattern, tokens, special=special, end_of_text=self.end_of_text
-        )
+        return Tokenizer._of(self._described._replace(special=special))
 
-    def encode(self, text: str, special: bool | Collection[str] = False) -> list[int]:
+    @property
+    def start(self) -> int:
+        """The id that comes before the first token of a text: of `begin` if there is one, else of
+        end-of-text, the border between documents."""
+        return self.eot if self.begin is None else self.special[self.begin]
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end a text: of end-of-text and of `ends`."""
+        return frozenset([self.eot, *(self.special[name] for name in self.ends)])
+
+    @property
+    def missing_bytes(self) -> frozenset[int]:
+        """Bytes that are no token of their own: text with one of them may be inexpressible."""
+        return self._codec.missing
+
+    @property
+    def plain_tokens(self) -> Sequence[Bytes]:
+        """Bytes by id of all that are no special tokens; empty where an id is none of them."""
+        return self._tokens
+
+    @property
+    def ranks(self) -> Mapping[Bytes, int]:
+        """What can come of merging, and what merges first; the lowest rank does."""
+        return self._codec.ranks
+
+    def prompt(self, text: str, special: bool | Collection[str] = False) -> list[int]:
+        """The ids of a text that begins a document: those of `encode`, `begin` before them."""
+        first = [] if self.begin is None else [self.special[self.begin]]
+        return first + self.encode(text, special)
+
+    def encode(
+        self, text: str, special: bool | Collection[str] = False, *, after: After = ""
+    ) -> list[int]:
         """The ids of `text`.
 
         Args:
             special: which special tokens' names in the text become those tokens. False: none, all
                 is ordinary text; True: all but end-of-text; or the names themselves.
+            after: what stands before the text; some imported vocabularies put a space before the
+                first word.
 
         Raises:
             InexpressibleTextError: a character that the vocabulary has no tokens for.
             TokenizerError: half of a surrogate pair, which is no character; a name in `special`
                 that no special token has.
         """
-        return [token for ids in self.encode_stream([text], special) for token in ids]
+        return [token for ids in self.encode_stream([text], special, after=after) for token in ids]
 
     def encode_stream(
-        self, chunks: Iterable[str], special: bool | Collection[str] = False
+        self,
+        chunks: Iterable[str],
+        special: bool | Collection[str] = False,
+        *,
+        after: After = "",
     ) -> Iterator[list[int]]:
         """The ids of one text that comes in chunks, a list at a time.
 
@@ -225,13 +248,14 @@ class Tokenizer:
 
         Args:
             special: as for `encode`. Text before and after a special token is encoded on its own.
+            after: as for `encode`.
 
         Raises:
             InexpressibleTextError, TokenizerError: as `encode`; offsets count from the start.
         """
         names = self._names(special)
         if not names:
-            yield from self._encode_ordinary(chunks, [0])
+            yield from self._encode_ordinary(chunks, [0], after)
             return
         offset = [0]
         for named, parts in SpecialFinder(names).stretches(chunks):
@@ -239,41 +263,41 @@ class Tokenizer:
                 for name in parts:
                     offset[0] += len(name)
                     yield [self.special[name]]
+                after = "token"
             else:
-                yield from self._encode_ordinary(parts, offset)
+                yield from self._encode_ordinary(parts, offset, after)
 
     def _names(self, special: bool | Collection[str]) -> Collection[str]:
-        if isinstance(special, bool):
-            return [name for name in self.special if name != self.end_of_text] if special else []
+        """Names that are looked for in a text."""
+        if special is False:
+            return self.rules.always
+        if special is True:
+            return [name for name in self.special if name != self.end_of_text]
         for name in special:
             if name not in self.special:
                 raise TokenizerError(
                     f"{name!r} is no special token of the {self.kind} tokenizer; there are "
                     f"{', '.join([*self.special][:20])}"
                 )
-        return special
+        return {*special, *self.rules.always}
 
-    def _encode_ordinary(self, chunks: Iterable[str], offset: list[int]) -> Iterator[list[int]]:
+    def _encode_ordinary(
+        self, chunks: Iterable[str], offset: list[int], after: After
+    ) -> Iterator[list[int]]:
         """The ids of a stretch of ordinary text; `offset[0]` moves on to its end."""
-        for segment in self.splitter.segments(chunks):
-            _utf8(segment, offset[0])
-            if self._missing:
+        for segment in self.splitter.segments(self.rules.prepared(chunks, after)):
+            utf8(segment, offset[0])
+            if self._codec.missing:
                 self._check_expressible(segment, offset[0])
-            yield self._encode_segment(segment)
+            yield self._codec.encode(segment)
             offset[0] += len(segment)
-
-    def _encode_segment(self, segment: str) -> list[int]:
-        try:
-            return self.encoding.encode_ordinary(segment)
-        except BaseException as error:  # noqa: BLE001 (Rust panics are no Exceptions)
-            raise _unless_panic(error, "this text cannot be tokenized") from None
 
     def _check_expressible(self, segment: str, offset: int) -> None:
         """Raise InexpressibleTextError for what tiktoken would panic on: a piece in which a byte
         without a token of its own is left over after merging."""
         if self.splitter.by_character:
             new = set(segment) - self._known_chars
-            bad = {char for char in new if leftover(char.encode(), self._ranks) is not None}
+            bad = {char for char in new if self._codec.left_over(char.encode()) is not None}
             self._known_chars |= new - bad
             if bad:
                 place = next(i for i, char in enumerate(segment) if char in bad)
@@ -281,8 +305,8 @@ class Tokenizer:
             return
         for piece in self.splitter.pieces(segment):
             data = piece.encode()
-            if not self._missing.isdisjoint(data):
-                left = leftover(data, self._ranks)
+            if not self._codec.missing.isdisjoint(data):
+                left = self._codec.left_over(data)
                 if left is not None:
                     # Perhaps one byte of several in its character: count the whole ones before it.
                     place = len(data[:left].decode(errors="ignore"))
@@ -310,10 +334,13 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of all tokens; bytes that form no character become U+FFFD.
 
+        A space that `encode` would put before the text is taken away again.
+
         Raises:
             TokenizerError: an unknown id.
         """
-        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+        text = self.decode_bytes(ids).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.rules.prefix else text
 
     def to_dict(self) -> dict[str, Any]:
         """All of the tokenizer as plain data that JSON can hold."""
@@ -327,20 +354,27 @@ class Tokenizer:
             TokenizerError: not made by `to_dict`, of a later format, or changed since.
         """
         described, fingerprint = tokenizer_format.from_dict(values)
-        kind, pattern, tokens, special, end_of_text = described
-        made = cls(kind, pattern, tokens, special=special, end_of_text=end_of_text)
+        made = cls._of(described)
         if made.fingerprint != fingerprint:
             raise TokenizerError(
                 "the tokenizer does not match its fingerprint; it has been changed"
             )
         return made
 
+    @classmethod
+    def _of(cls, described: Described) -> Tokenizer:
+        kind, pattern, tokens, special, end_of_text, begin, ends, rules = described
+        return cls(
+            kind, pattern, tokens, special=special, end_of_text=end_of_text, begin=begin, ends=ends,
+            rules=rules,
+        )  # fmt: skip
+
     @property
     def _described(self) -> Described:
-        tokens = [b""] * (1 + max(self._ranks.values()))
-        for token, rank in self._ranks.items():
-            tokens[rank] = token
-        return Described(self.kind, self.pattern, tokens, self.special, self.end_of_text)
+        return Described(
+            self.kind, self.pattern, self._tokens, self.special, self.end_of_text, self.begin,
+            self.ends, self.rules,
+        )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file, whole or not at all. Raises TokenizerError if that fails."""
@@ -379,39 +413,7 @@ def check_special_tokens(names: Sequence[str], end_of_text: str = END_OF_TEXT) -
         )
 
 
-def _unless_panic(error: BaseException, message: str) -> BaseException:
-    """`error` itself, or a TokenizerError if it is a panic of the Rust code.
-
-    A panic is no `Exception`: left alone it would end a worker thread without a word. What is known
-    to cause one is dealt with before the call; this is the net under it.
-    """
-    if type(error).__name__ != "PanicException":
-        return error
-    return TokenizerError(f"{message}: {error}")
-
-
-def _utf8(text: str, offset: int) -> bytes:
-    """UTF-8 of `text`. Raises TokenizerError, where tiktoken would put U+FFFD and say nothing."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise TokenizerError(
-            f"the text holds half of a surrogate pair (U+{ord(text[error.start]):04X}) at offset "
-            f"{offset + error.start}, which is no character; decode the text as UTF-8 first"
-        ) from None
-
-
-def _checked(segments: Iterable[str]) -> Iterator[str]:
-    offset = 0
-    for segment in segments:
-        _utf8(segment, offset)
-        offset += len(segment)
-        yield segment
-
-
-def _ordinary(texts: Iterable[str], finder: SpecialFinder) -> Iterator[str]:
-    """The texts without the special tokens in them, a stretch at a time."""
-    for text in texts:
-        for named, parts in finder.stretches([text]):
-            if not named:
-                yield "".join(parts)
+def _stripped(tokens: Sequence[bytes]) -> list[bytes]:
+    """The tokens up to the last that stands for something."""
+    size = next((i for i in range(len(tokens), 0, -1) if tokens[i - 1]), 0)
+    return list(tokens[:size])

@@ -308,7 +308,7 @@ def test_half_a_surrogate_pair_is_named(kind: str) -> None:
 def test_a_panic_in_a_worker_thread_is_a_tokenizer_error(monkeypatch: Any) -> None:
     """Past every check, a panic still has to leave as an Exception."""
     tokenizer = lacking(0x96)
-    monkeypatch.setattr(tokenizer, "_missing", frozenset())
+    monkeypatch.setattr(tokenizer._codec, "missing", frozenset())
     caught: list[BaseException] = []
 
     def work() -> None:

@@ -106,6 +106,18 @@ GROUPS: dict[str, dict[str, Command]] = {
             ("generate --target localhost:50051 --prompt 'ROMEO:'",),
         ),
     },
+    "Models of other programs": {
+        "import": Command(
+            "gpt.weights.command:main",
+            "make a model folder of a Hugging Face, GGUF, nanoGPT or LitGPT model",
+            ("import ~/models/SmolLM2-135M models/smollm2",),
+        ),
+        "export": Command(
+            "gpt.weights.export_command:main",
+            "write a model for transformers or llama.cpp",
+            ("export models/smollm2 smollm2-hf --format hf",),
+        ),
+    },
     "Around it": {
         "attention": Command(
             "gpt.show:main",

@@ -115,10 +115,12 @@ class ChatTemplate:
         answer = self._ask(json.dumps(request).encode() + b"\n")
         if "texts" in answer:
             return [str(text) for text in answer["texts"]]
+        # A stranger's words: one line, and nothing that commands a terminal.
+        why = "".join(char if char.isprintable() else " " for char in str(answer["error"]))
         if answer["kind"] == "refused":
-            raise ChatTemplateError(f"the chat template refuses these messages: {answer['error']}")
+            raise ChatTemplateError(f"the chat template refuses these messages: {why}")
         self.close()  # whatever state it is in
-        raise ChatTemplateError(f"the chat template cannot be used: {answer['error']}")
+        raise ChatTemplateError(f"the chat template cannot be used: {why}")
 
     def close(self) -> None:
         """End the process. A later `render` starts another."""

@@ -23,6 +23,7 @@ import regex
 
 from gpt.chat.template import ChatTemplate
 from gpt.errors import ChatTemplateError
+from gpt.rules import After
 from gpt.specials import SpecialFinder
 from gpt.tokenizer import Tokenizer
 
@@ -106,8 +107,11 @@ class ChatEncoder:
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = tokenizer
-        self._names = [*tokenizer.special]
+        # Tokens of blanks alone steer nothing, and stand in texts as other tokens do.
+        self._names = [name for name in tokenizer.special if name.strip()]
         self._finder = SpecialFinder(self._names)
+        always = [name for name in self._names if name in tokenizer.rules.always and len(name) > 1]
+        self._always = SpecialFinder(always) if always else None
 
     def __call__(self, turns: Sequence[Turn]) -> list[int]:
         """The ids that make the model say the next turn.
@@ -120,8 +124,12 @@ class ChatEncoder:
                 and the template changes what it is given in a way that hides where it stands.
             TokenizerError: text that the vocabulary cannot express.
         """
-        ids = [token for part in self._apart(turns) for token in self._encode(*part)]
-        begin = getattr(self._tokenizer, "begin", None)
+        ids: list[int] = []
+        after: After = ""
+        for named, text in self._apart(turns):
+            ids += [self._tokenizer.special[text]] if named else self._ordinary(text, after)
+            after = "token" if named else "text"
+        begin = self._tokenizer.begin
         if begin is not None and ids[:1] != [self._tokenizer.special[begin]]:
             ids.insert(0, self._tokenizer.special[begin])
         return ids
@@ -164,8 +172,20 @@ class ChatEncoder:
         for named, words in finder.stretches([text]):
             yield named, words if named else ["".join(words)]
 
-    def _encode(self, named: bool, text: str) -> list[int]:
-        return [self._tokenizer.special[text]] if named else self._tokenizer.encode(text)
+    def _ordinary(self, text: str, after: After) -> list[int]:
+        """The ids of text that has no special tokens, whatever it spells."""
+        start = 0
+        # Some vocabularies take names wherever they stand; one that is cut in two is none.
+        for named, words in self._always.stretches([text]) if self._always else ():
+            for word in words:
+                if named:
+                    cut = start + 1
+                    return [
+                        *self._ordinary(text[:cut], after),
+                        *self._ordinary(text[cut:], "text"),
+                    ]
+                start += len(word)
+        return self._tokenizer.encode(text, after=after)
 
     def _rendered(self, turns: Sequence[Turn]) -> list[str | _Hidden]:
         for hide in (_whole, _whole_but_answers, _names):
@@ -224,6 +244,7 @@ def _spelt(turns: Sequence[Turn], names: Iterable[str]) -> str:
 def template_variables(tokenizer: Tokenizer) -> dict[str, str]:
     """What templates call by these names. One that a tokenizer does not have is empty."""
     return {
-        "bos_token": getattr(tokenizer, "begin", None) or "",
-        "eos_token": tokenizer.end_of_text,
+        "bos_token": tokenizer.begin or "",
+        # A model made to converse ends its turns with the first of them.
+        "eos_token": tokenizer.ends[0] if tokenizer.ends else tokenizer.end_of_text,
     }

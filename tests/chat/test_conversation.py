@@ -51,7 +51,7 @@ def test_there_is_room_for_an_answer(said: list[str], block_size: int, most: int
 
 
 def test_a_message_that_is_too_long_alone_is_refused() -> None:
-    with pytest.raises(PromptError, match="takes 21 tokens .* context of 16 leaves 13 beside"):
+    with pytest.raises(PromptError, match=r"takes 21 tokens .* context of 16 leaves 13 beside"):
         talk("s", "u" * 20).prompt(ids_of, block_size=16, max_tokens=None)
 
 

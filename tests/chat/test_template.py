@@ -39,10 +39,10 @@ def test_a_conversation_is_rendered_and_the_process_serves_again() -> None:
         ("{{ bos_token }}|{{ eos_token }}|{{ unk_token }}", "<s>|</s>|"),
         ("{{ messages[1] | tojson }}", '{"role": "user", "content": " é <b> "}'),
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
-        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }};"
-         "{% break %}{% endfor %}", "user;"),
-        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
-         "{{ ns.n }}", "3"),
+        (("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }};"
+         "{% break %}{% endfor %}"), "user;"),
+        (("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+         "{{ ns.n }}"), "3"),
         ("{% generation %}{{ messages[1].content | trim }}{% endgeneration %}", "é <b>"),
         ("{{ strftime_now('%Y') }}", "2001"),
         ("{{ tools is none }} {{ documents is none }} {{ nothing is defined }}", "True True False"),
@@ -103,8 +103,8 @@ def test_a_template_that_does_not_end_is_ended(source: str) -> None:
     [
         ("{{ 'a' * 10 ** 9 }}", "more memory than it may have"),
         ("{{ '%2000000000d' % 1 }}", "more memory than it may have"),
-        ("{% set ns = namespace(x=['a']) %}{% for i in range(40) %}"
-         "{% set ns.x = ns.x + ns.x %}{% endfor %}", "more memory than it may have"),
+        (("{% set ns = namespace(x=['a']) %}{% for i in range(40) %}"
+         "{% set ns.x = ns.x + ns.x %}{% endfor %}"), "more memory than it may have"),
         ("{% for i in range(99999) %}{{ 'a' * 100 }}{% endfor %}", "more than 4,194,304 charac"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself for ever"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "nested too deeply"),

@@ -41,8 +41,8 @@ def test_a_conversation_is_rendered_and_the_process_serves_again() -> None:
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
         (("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }};"
          "{% break %}{% endfor %}"), "user;"),
-        (("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
-         "{{ ns.n }}"), "3"),
+        (("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+         "{% endfor %}{{ ns.n }}"), "3"),
         ("{% generation %}{{ messages[1].content | trim }}{% endgeneration %}", "é <b>"),
         ("{{ strftime_now('%Y') }}", "2001"),
         ("{{ tools is none }} {{ documents is none }} {{ nothing is defined }}", "True True False"),

@@ -132,7 +132,8 @@ class Batch:
                 if found.error is not None:
                     raise PromptError(found.error)
                 prompt = found.prompt
-                ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                tokenizer = self._loaded.tokenizer
+                ids = tokenizer.prompt(prompt) if isinstance(prompt, str) else prompt
                 self._prompt = (found, ids)
                 sequence, entry = self._start(found, ids)
             except UserError as error:
@@ -158,7 +159,7 @@ class Batch:
             params,
             block_size=self._loaded.model.config.block_size,
             n_vocab=self._loaded.tokenizer.n_vocab,
-            eot=self._loaded.tokenizer.eot,
+            eot=self._loaded.tokenizer.start,
         )
         transcript = Transcript(prompt.prompt, params, sequence.prompt_len, self._choice)
         return sequence, Entry(prompt, transcript)

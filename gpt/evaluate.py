@@ -212,7 +212,7 @@ def evaluate(
     tally = Tally()
     loaders = [
         EvalBlocks(
-            getattr(prepared, name), eot=eot, block_size=model.config.block_size,
+            getattr(prepared, name), eot=loaded.tokenizer.start, block_size=model.config.block_size,
             batch_size=batch_size, stride=stride,
         )
         for name in splits

@@ -164,7 +164,8 @@ class Piece:
 
 
 def encode_prompt(prompt: str | Seq[int], tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    """The ids of a prompt: text begins as a document does, ids are taken as they are."""
+    return tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
 
 
 def generate(
@@ -181,7 +182,7 @@ def generate(
     """Continue a prompt, piece by piece.
 
     Args:
-        prompt: text, or token ids; empty starts from end-of-text.
+        prompt: text, or token ids; empty starts as a document does.
         num_samples: texts to make, side by side; each has random numbers of its own.
         dtype, device: of the KV cache; the model's own.
 
@@ -198,7 +199,7 @@ def generate(
                 params,
                 block_size=model.config.block_size,
                 n_vocab=tokenizer.n_vocab,
-                eot=tokenizer.eot,
+                eot=tokenizer.start,
                 choice=choice,
             )
             for choice in range(first, min(first + MAX_BATCH, num_samples))

@@ -80,13 +80,13 @@ class Continuation(Session):
 
     def _command(self, name: str, rest: str, read: Callable[[], str]) -> bool:
         if name == "/again" and self._prompt is not None:
-            self._make(self._prompt, self._loaded.tokenizer.decode(self._prompt))
+            self._make(self._prompt, self._shown(self._prompt))
         elif name == "/more" and self._last is not None:
             self._make(self._whole_text(self._last), "")
         elif name in ("/again", "/more"):
             self.complain("nothing was made yet; type a prompt first, or /new")
         elif name == "/new":
-            self._make([], "")
+            self._make(self._loaded.tokenizer.prompt(""), "")
         else:
             return super()._command(name, rest, read)
         return True
@@ -122,7 +122,7 @@ class Continuation(Session):
     # Texts
 
     def _text(self, text: str) -> None:
-        self._make(self._loaded.tokenizer.encode(text), text)
+        self._make(self._loaded.tokenizer.prompt(text), text)
 
     def _make(self, ids: list[int], head: str) -> None:
         """Continue `ids` and print the text behind `head`, until it is over or Ctrl-C comes.
@@ -166,6 +166,12 @@ class Continuation(Session):
             if any(sample.finish_reason is None for sample in samples):
                 self._say("stopped; /more goes on, /again begins once more")
 
+    def _shown(self, ids: list[int]) -> str:
+        """The text of a prompt, without the token that begins it."""
+        tokenizer = self._loaded.tokenizer
+        begins = tokenizer.begin is not None and ids[:1] == [tokenizer.start]
+        return tokenizer.decode(ids[1:] if begins else ids)
+
     def _after(self, sample: Transcript) -> str:
         """What stands below a text that is over."""
         note = ""
@@ -187,8 +193,8 @@ class Continuation(Session):
         prompt = list(last.prompt)
         held = last.finish_reason is None and last.params.stop
         if held or last.finish_reason is FinishReason.STOP:  # its tokens go beyond the text
-            return prompt + tokenizer.encode(last.text)
-        made = [m.token for m in last.made if m.token != tokenizer.eot]
+            return prompt + tokenizer.encode(last.text, after="text")
+        made = [m.token for m in last.made if m.token not in tokenizer.end_ids]
         return prompt + whole_characters(made, tokenizer)
 
 

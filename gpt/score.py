@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 import torch
 
 from gpt.cache import PAGE_SIZE, KVCache
-from gpt.generate import PREFILL_CHUNK, Model, encode_prompt, not_finite, step
+from gpt.generate import PREFILL_CHUNK, Model, not_finite, step
 from gpt.pages import pages_for
 from gpt.params import NOT_FINITE, Made, SamplingParams
 from gpt.sequence import Sequence
@@ -25,7 +25,7 @@ def score(
     prefill_chunk: int = PREFILL_CHUNK,
 ) -> list[Made]:
     """The log-probability of each token of a text, given those before it; the first one follows
-    end-of-text, as at the beginning of a document.
+    what a document begins with: the tokenizer's `start`.
 
     Args:
         text: text, or token ids; at least one token, and no more than the context holds.
@@ -43,11 +43,11 @@ def score(
         CheckpointError: the model's logits are not finite.
     """
     sequence = Sequence.score(
-        encode_prompt(text, tokenizer),
+        tokenizer.encode(text) if isinstance(text, str) else list(text),
         SamplingParams(logprobs=top, seed=0),
         block_size=model.config.block_size,
         n_vocab=tokenizer.n_vocab,
-        eot=tokenizer.eot,
+        eot=tokenizer.start,
     )
     n_pages = pages_for(sequence.max_cached, PAGE_SIZE)
     cache = KVCache(model.config, 1 + n_pages, PAGE_SIZE, dtype=dtype, device=device)

@@ -56,8 +56,12 @@ class Sequence:
     ) -> Sequence:
         """A sequence for a prompt, checked against the model.
 
-        An empty prompt starts from end-of-text, the border between documents. A prompt may fill the
-        context: the token after it can still be made, but no more.
+        An empty prompt starts from the token before a document. A prompt may fill the context: the
+        token after it can still be made, but no more.
+
+        Args:
+            eot: what comes before the first token of a document: end-of-text, or a token of its own
+                that the vocabulary has for it (`Tokenizer.start`).
 
         Raises:
             PromptError: too long, an id beyond the vocabulary, or empty and no end-of-text token.
@@ -83,7 +87,7 @@ class Sequence:
     ) -> Sequence:
         """A sequence that predicts each of `ids` from those before it, and makes no token.
 
-        The first is predicted from end-of-text, as at the beginning of a document. The sequence is
+        The first is predicted from `eot`, as at the beginning of a document. The sequence is
         over when nothing is pending; `scores` then has one entry for each of `ids`.
 
         Args:

@@ -19,7 +19,7 @@ class FinishReason(str, Enum):
     STOP = "stop"
     """One of the request's stop strings came; the text ends before it."""
     END_OF_TEXT = "end_of_text"
-    """The model made its end-of-text token."""
+    """The model made its end-of-text token, or another that ends a text."""
     LENGTH = "length"
     """max_tokens was reached, or the context is full."""
 
@@ -28,7 +28,7 @@ class Vocabulary(Protocol):
     """What of a tokenizer is needed here."""
 
     @property
-    def eot(self) -> int: ...
+    def end_ids(self) -> frozenset[int]: ...
 
     def token_bytes(self, token: int, /) -> bytes: ...
 
@@ -48,6 +48,7 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
         self.matched_stop: str | None = None
         self._vocabulary = vocabulary
+        self._ends = vocabulary.end_ids
         # Malformed bytes, which a model can make, become U+FFFD as in `bytes.decode`.
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stop = sorted(stop, key=len, reverse=True)
@@ -63,7 +64,7 @@ class TextStream:
         """
         if self.finish_reason is not None:
             raise ValueError("the text is over; no further token belongs to it")
-        over = token == self._vocabulary.eot
+        over = token in self._ends
         piece = b"" if over else self._vocabulary.token_bytes(token)
         text = self._scan(self._decoder.decode(piece, final=over or last))
         if self.finish_reason is None and (over or last):

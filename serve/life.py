@@ -120,7 +120,7 @@ async def warm_up(engine: Engine) -> None:
         ServerError: the model cannot even do that.
     """
     params = SamplingParams(max_tokens=2, temperature=0, seed=0)
-    eot = engine.tokenizer.eot
+    eot = engine.tokenizer.start
     prompt = [eot] * min(8, engine.model.config.block_size)
     try:
         async for _ in engine.submit(

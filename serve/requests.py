@@ -82,11 +82,11 @@ class SequenceReader:
         kind = request.WhichOneof(oneof)
         try:
             sequence = make(
-                self._ids(request, kind),
+                self._ids(request, kind, begins=make == Sequence.start),
                 params,
                 block_size=self._block_size,
                 n_vocab=self._tokenizer.n_vocab,
-                eot=self._tokenizer.eot,
+                eot=self._tokenizer.start,
             )
         except InexpressibleTextError as error:
             violations.append((f"{path}text", inexpressible(error, self._tokenizer.kind)))
@@ -96,7 +96,8 @@ class SequenceReader:
             raise InvalidRequestError(violations)
         return sequence
 
-    def _ids(self, request: Any, kind: str | None) -> Seq[int]:
+    def _ids(self, request: Any, kind: str | None, *, begins: bool) -> Seq[int]:
+        """The ids of the text; as a prompt it begins as a document does."""
         if kind is None:
             raise PromptError("not given; set text or token_ids")
         if kind == "token_ids":
@@ -108,7 +109,7 @@ class SequenceReader:
                 f"the text has {size} bytes, which is at least {least} tokens, but the model's "
                 f"context holds {self._block_size}; shorten it"
             )
-        return self._tokenizer.encode(request.text)
+        return (self._tokenizer.prompt if begins else self._tokenizer.encode)(request.text)
 
 
 def inexpressible(error: InexpressibleTextError, kind: str) -> str:

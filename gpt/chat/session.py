@@ -204,7 +204,7 @@ class Chat(Session):
         with contextlib.closing(self._speaker.answer(ids, params)) as bits:
             for bit in bits:
                 end = next((i for i, m in enumerate(bit.made) if m.token in self._ends), None)
-                if end is None or bit.finish_reason is FinishReason.STOP:
+                if end is None or bit.finish_reason is not None:  # it is over without us
                     yield bit
                     continue
                 name = self._tokenizer.token_bytes(bit.made[end].token).decode()

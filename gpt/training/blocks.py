@@ -206,8 +206,8 @@ class TrainBlocks:
 class EvalBlocks:
     """A whole stream, in order: each token is a target exactly once.
 
-    The first token is predicted from end-of-text, the first of each later block from the token
-    before it. The last block is filled up with targets that count for nothing.
+    The first token is predicted from `eot`, the first of each later block from the token before it.
+    The last block is filled up with targets that count for nothing.
 
     Blocks do not overlap, unless there is a stride: then each begins `stride` tokens after the one
     before it and counts its last `stride` targets alone (the first block counts all), so that every
@@ -218,7 +218,7 @@ class EvalBlocks:
 
     Args:
         tokens: the stream.
-        eot: id of end-of-text.
+        eot: id of what comes before the first token of a document (`Tokenizer.start`).
         block_size: T, tokens a block.
         batch_size: blocks a batch; it does not change what is counted.
         stride: 1 to block_size; None: block_size.

@@ -154,7 +154,7 @@ class TextDataModule(L.LightningDataModule):
     def val_dataloader(self) -> EvalBlocks:
         return EvalBlocks(
             self.prepared.val,
-            eot=self.tokenizer.eot,
+            eot=self.tokenizer.start,
             block_size=self.block_size,
             batch_size=self.eval_batch_size,
             rank=self._rank,

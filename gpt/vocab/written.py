@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 from gpt.errors import TokenizerError
-from gpt.splitting import CHAR_PATTERN
+from gpt.splitting import CHAR_PATTERN, GPT2_PATTERN
 from gpt.tokenizer import Tokenizer
 from gpt.vocab.check import check_ids
+from gpt.vocab.gguf import byte_ids
 from gpt.vocab.merges import pairs_of
 from gpt.vocab.patterns import for_oniguruma
 from gpt.vocab.spelling import byte_token, spelled
@@ -122,7 +123,7 @@ def _by_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
         [token for token in tokenizer.plain_tokens if len(token) == 1]
     ):
         raise TokenizerError("a byte of it takes no part in merging; it cannot be exported")
-    if rules.prefix not in ("", "missing") or (rules.prefix and not _is_gpt2(tokenizer)):
+    if rules.prefix not in ("", "missing") or (rules.prefix and tokenizer.pattern != GPT2_PATTERN):
         raise TokenizerError("a byte-level vocabulary with a prefix of this kind is not written")
     level = _byte_level(add_prefix_space=rules.prefix == "missing", use_regex=False)
     split = {
@@ -148,12 +149,6 @@ def _by_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
             "ignore_merges": any(len(token) > 1 and token not in merging for token in ranks),
         },
     }
-
-
-def _is_gpt2(tokenizer: Tokenizer) -> bool:
-    from gpt.splitting import GPT2_PATTERN
-
-    return tokenizer.pattern == GPT2_PATTERN
 
 
 def _bytes_or_chars(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -186,11 +181,9 @@ _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 
 
 def _by_characters(tokenizer: Tokenizer) -> dict[str, Any]:
-    from gpt.vocab.gguf import _fallback
-
     rules = tokenizer.rules
     assert rules.order is not None
-    fallback = _fallback(tokenizer)
+    fallback = byte_ids(tokenizer)
     vocab = {
         byte_token(fallback[id_]) if id_ in fallback else token.decode().replace(" ", "▁"): id_
         for id_, token in enumerate(tokenizer.plain_tokens)

@@ -60,7 +60,7 @@ def read_config(values: dict[str, Any], where: str, n_layer: int) -> tuple[str, 
     """
     fields = Fields(values, where)
     family = fields.take("model_type", None)
-    if family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in ARCHITECTURES:
         raise CheckpointError(
             f"{where}: model_type is {brief(family)}; the families that can be imported are "
             f"{', '.join(ARCHITECTURES)}"

@@ -85,11 +85,11 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     )  # fmt: skip
 
 
-def _texts(metadata: Mapping[str, Any], name: str, most: int) -> list[str]:
+def _texts(metadata: Mapping[str, Any], name: str, most: int, least: int = 1) -> list[str]:
     found = metadata.get(KEY + name)
     if not (
         isinstance(found, list)
-        and 0 < len(found) <= most
+        and least <= len(found) <= most
         and all(isinstance(text, str) for text in found)
     ):
         raise TokenizerError(f"{KEY}{name} is missing, damaged or too long")
@@ -118,7 +118,7 @@ def _bytes(
         )
     pattern = GGUF_NAMES[name]
     merges: dict[tuple[str, str], int] = {}
-    for rank, merge in enumerate(_texts(metadata, "merges", MAX_MERGES)):
+    for rank, merge in enumerate(_texts(metadata, "merges", MAX_MERGES, 0)):
         left, _, right = merge.partition(" ")
         if not left or right == "" or left not in vocab or right not in vocab:
             raise TokenizerError(f"merge {rank} is {merge[:40]!r}, which is no pair of tokens")

@@ -90,6 +90,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "write text with a model, here in this process",
             ("sample runs/shakespeare-tiny/model --prompt 'ROMEO:'",),
         ),
+        "chat": Command(
+            "serve.chat:main",
+            "talk with a model that was trained to chat",
+            ("chat models/smollm2",),
+        ),
         "serve": Command(
             "serve.server:main",
             "answer gRPC requests with a model",

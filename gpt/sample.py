@@ -176,11 +176,11 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
 
         return run_file(args, params, lambda: open_model(args))
     if wants_interaction(args):
-        from gpt.interactive import Session, run
+        from gpt.interactive import Continuation
 
         # Without --seed every text gets a new one, so the one drawn here is not kept.
         loaded, dtype, device = open_model(args)
-        return run(Session(loaded, params, args.seed, args.num_samples, dtype, device))
+        return Continuation(loaded, params, args.seed, args.num_samples, dtype, device).run()
     return print_samples(args, params, read_prompt(args.prompt))
 
 

@@ -7,7 +7,8 @@ A model folder is self-contained; sampling and serving need nothing else:
     tokenizer.json      the vocabulary
     chat_template.jinja how a conversation is laid out as text, if the model was taught one
 
-A Lightning checkpoint carries the same under its key `antiphon`, and the weights under `gpt.*`.
+A Lightning checkpoint carries the same under its key `antiphon`, and the weights under `gpt.*`; the
+adapters of a run with LoRA are added to them as it is read.
 Both are read as data only: no pickle is ever executed.
 """
 
@@ -32,6 +33,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
+from gpt.lora import LoRAConfig, merged
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 
@@ -98,13 +100,15 @@ def load_model(
             payload, state = _read_checkpoint(path)
             tokenizer = Tokenizer.from_dict(payload["tokenizer"])
             name = path.stem
+            template = payload.get("chat_template")
+            chat_template = template if isinstance(template, str) else None
         else:
             folder = path if (path / CONFIG_FILE).exists() else path / "model"
             payload, state = _read_folder(folder, path)
             tokenizer = Tokenizer.load(folder / TOKENIZER_FILE)
             chat_template = _read_chat_template(folder / CHAT_TEMPLATE_FILE)
         dtype = dtype or _common_dtype(state)
-        model = _build(GPTConfig.from_dict(payload["model"]), state)
+        model = _build(GPTConfig.from_dict(payload["model"]), state, payload.get("lora"), dtype)
         check_tokenizer(tokenizer, payload["tokenizer_fingerprint"], model.config)
     except ConfigError as error:
         raise CheckpointError(f"{path} does not describe a model: {error}") from None
@@ -223,15 +227,27 @@ def replace_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def checkpoint_payload(
-    config: GPTConfig, tokenizer: Tokenizer, *, name: str | None = None
+    config: GPTConfig,
+    tokenizer: Tokenizer,
+    *,
+    name: str | None = None,
+    lora: LoRAConfig | None = None,
+    chat_template: str | None = None,
 ) -> dict[str, Any]:
-    """What makes a Lightning checkpoint self-contained: plain data, `weights_only` loads it."""
+    """What makes a Lightning checkpoint self-contained: plain data, `weights_only` loads it.
+
+    Args:
+        lora: of the adapters among the weights; None: there are none.
+        chat_template: that of the model the training began with.
+    """
+    others = {"lora": None if lora is None else lora.to_dict(), "chat_template": chat_template}
     return {
         "format": FORMAT,
         "name": name,
         "model": config.to_dict(),
         "tokenizer": tokenizer.to_dict(),
         "tokenizer_fingerprint": tokenizer.fingerprint,
+        **{key: value for key, value in others.items() if value is not None},
     }
 
 
@@ -351,8 +367,18 @@ class _NoInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
-    """A GPT with these weights. Built without memory first: random weights would be thrown away."""
+def _build(
+    config: GPTConfig,
+    state: dict[str, Tensor],
+    lora: dict[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> GPT:
+    """A GPT with these weights. Built without memory first: random weights would be thrown away.
+
+    Args:
+        lora: settings of the adapters among the weights, which are merged.
+        dtype: of what is merged.
+    """
     for key, value in state.items():
         # Sparse, meta and expanded tensors can claim any size without having it.
         dense = value.layout is torch.strided and not value.is_meta and value.is_contiguous()
@@ -360,6 +386,8 @@ def _build(config: GPTConfig, state: dict[str, Tensor]) -> GPT:
             raise CheckpointError(
                 f"the weights are damaged: {key[:80]} is no plain array of floats"
             )
+    if lora is not None:
+        state = merged(state, LoRAConfig.from_dict(lora), dtype)
     layers = {key.split(".")[1] for key in state if key.startswith("blocks.")}
     if len(layers) != config.n_layer:  # before building: a damaged number could be any size
         raise CheckpointError(

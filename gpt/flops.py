@@ -46,6 +46,12 @@ class Flops:
         """Forward and backward."""
         return (1 + BACKWARD_PER_FORWARD) * self.forward
 
+    @property
+    def adapting(self) -> float:
+        """The same with frozen matrices: their products need one operand's gradient, not both. What
+        is learned beside them (`gpt.lora`) is left out, about a hundredth."""
+        return self.training - self.blocks - self.head
+
 
 def flops_per_token(config: GPTConfig, length: int | None = None) -> Flops:
     """What a token costs in a sequence of `length` tokens.

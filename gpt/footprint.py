@@ -8,7 +8,8 @@
 
 **Weights, gradients** and the two means of AdamW are as many numbers as the model has parameters,
 in float32 unless the run is `bf16-true`. The gradients of a step live until the next backward
-begins.
+begins. With LoRA only the adapters have gradients and means, a hundredth of that; what is kept of
+the forward is a little less than the formula says, since frozen norms need no input of their own.
 
 **Kept** is what autograd keeps of the forward for the backward. In units of (batch × block) tokens,
 with C = d_model, F = d_ff, q = n_head · head_dim, k = n_kv_head · head_dim, one layer keeps
@@ -60,6 +61,8 @@ class Training:
         accumulate: forwards per step.
         checkpointing: whether blocks are computed again for the gradients.
         average: whether a running average of the weights is kept.
+        block_size: tokens of a block; None: the model's context.
+        adapters: numbers that are trained beside frozen weights (`gpt.lora`); None: all are.
     """
 
     batch_size: int
@@ -68,6 +71,13 @@ class Training:
     accumulate: int = 1
     checkpointing: bool = False
     average: bool = False
+    block_size: int | None = None
+    adapters: int | None = None
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of one number that is trained. Adapters are never in half precision."""
+        return self.weight_bytes if self.adapters is None else self.exact_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -120,10 +130,13 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
         slack: held beside what comes and goes, as a share of it.
     """
     n = parameter_count(config)
+    if training.block_size is not None:
+        config = config.replace(block_size=training.block_size)
+    trained = training.trained_bytes * (n if training.adapters is None else training.adapters)
     V, word, exact = config.vocab_size, training.product_bytes, training.exact_bytes
     tokens = training.batch_size * config.block_size
     copies = 0 if word == training.weight_bytes else word * matrix_count(config)
-    gradients = training.weight_bytes * n
+    gradients = trained
     kept = kept_bytes(config, training) + copies
     forward = V * (exact if word == exact else word + exact)  # a float32 copy of half logits
     seen = (training.eval_batch_size or training.batch_size) * config.block_size
@@ -139,9 +152,9 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
         phases.append((gradients, inputs + whole + copies, 0))
     largest = max(phases, key=sum)
     return Footprint(
-        weights=training.weight_bytes * n,
-        optimizer=2 * training.weight_bytes * n,
-        average=4 * n if training.average else 0,
+        weights=training.weight_bytes * n + (0 if training.adapters is None else trained),
+        optimizer=2 * trained,
+        average=4 * trained // training.trained_bytes if training.average else 0,
         gradients=largest[0],
         activations=largest[1],
         logits=largest[2],

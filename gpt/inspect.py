@@ -16,7 +16,7 @@ import yaml
 
 from gpt.arguments import CommandParser, examples, hint
 from gpt.config import PRESETS, GPTConfig
-from gpt.errors import ConfigError
+from gpt.errors import CheckpointError, ConfigError
 from gpt.flops import flops_per_token
 from gpt.footprint import CPU_SLACK, GPU_SLACK, LIBRARIES, Footprint, Training, footprint
 from gpt.machine import Memory, gpu_memory, host_memory
@@ -115,10 +115,13 @@ def _config_file(path: Path) -> Subject:
     data, trainer, model = (_part(found, name) for name in ("data", "trainer", "model"))
     fields = {each.name for each in dataclasses.fields(GPTConfig)}
     # A training config, the config.json of a model, or an architecture alone.
+    init_from = model.get("init_from")
     architecture = _part(model, "config") or (model if fields & set(model) else {})
     if not model and fields & set(found):
         architecture = found
     preset = model.get("preset")
+    if init_from is not None:
+        architecture = {**_architecture_of(path, str(init_from)), **architecture}
     if not (architecture or preset):
         raise ConfigError(f"{path} describes no model: it has neither model.config nor a preset")
     base = dict(PRESETS[str(preset)]) if preset in PRESETS else {}
@@ -128,7 +131,12 @@ def _config_file(path: Path) -> Subject:
     notes: list[str] = []
     if not config.vocab_size:
         config = config.replace(vocab_size=_vocabulary(data, notes))
-    optimizer = _part(model, "optimizer")
+    optimizer, facts = _part(model, "optimizer"), {}
+    if init_from is not None:
+        facts["begins with"] = str(init_from)
+    adapters = _adapters(config, _part(model, "lora"))
+    if adapters is not None:
+        facts["trained by LoRA"] = f"{adapters:,} numbers beside {parameter_count(config):,} frozen"
     training = Training(
         batch_size=_number(data, "batch_size", DEFAULT_BATCH),
         eval_batch_size=_number(data, "eval_batch_size", DEFAULT_BATCH),
@@ -136,11 +144,38 @@ def _config_file(path: Path) -> Subject:
         accumulate=_number(trainer, "accumulate_grad_batches", 1),
         checkpointing=bool(model.get("activation_checkpointing")),
         average=bool(optimizer.get("ema_decay")),
+        block_size=_number(data, "block_size", 0) or None,
+        adapters=adapters,
     )
-    facts = {"text": _shown(data["source"])} if data.get("source") else {}
+    if data.get("source"):
+        facts["text"] = _shown(data["source"])
     return Subject(
         str(found.get("name") or path.stem), "config", config, training, facts, tuple(notes)
     )
+
+
+def _architecture_of(path: Path, init_from: str) -> dict[str, Any]:
+    """That of the model which a config begins with."""
+    from gpt.training.base import open_base
+
+    try:
+        return open_base(init_from).model.config.to_dict()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _adapters(config: GPTConfig, settings: dict[str, Any]) -> int | None:
+    """Numbers that LoRA trains; None where all of the model is trained."""
+    if not settings:
+        return None
+    from gpt.lora import LoRAConfig, adapter_count  # which needs torch
+
+    known = {each.name for each in dataclasses.fields(LoRAConfig)}
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ConfigError(f"there is no setting lora.{unknown[0]}{hint(str(unknown[0]), known)}")
+    lora = LoRAConfig(**settings)
+    return adapter_count(config, lora) if lora.on else None
 
 
 def _part(found: dict[str, Any], name: str) -> dict[str, Any]:
@@ -204,7 +239,7 @@ def describe(subject: Subject, memory: Memory, gpu: bool) -> dict[str, Any]:
             "blocks": flops.blocks,
             "attention": flops.attention,
             "head": flops.head,
-            "training": flops.training,
+            "training": flops.training if training.adapters is None else flops.adapting,
         },
         "kv_bytes": {
             "per_token": per_token,
@@ -239,6 +274,9 @@ def text(subject: Subject, memory: Memory, gpu: bool) -> str:
         f"{number(flops.forward)}: layers {number(flops.blocks)}, attention "
         f"{number(flops.attention)}, head {number(flops.head)}"
     )
+    backward = f"{number(flops.training)}: forward, and twice that backward"
+    if training.adapters is not None:
+        backward = f"{number(flops.adapting)}: the same, the frozen matrices' gradients left out"
     lines = [
         f"{subject.name} ({subject.kind})",
         shape,
@@ -249,7 +287,7 @@ def text(subject: Subject, memory: Memory, gpu: bool) -> str:
         "",
         "FLOPs per token of a full context (of matrix products; multiply and add are two)",
         f"  forward   {forward}",
-        f"  training  {number(flops.training)}: forward, and twice that backward",
+        f"  training  {backward}",
         "",
         "bytes                float32    bfloat16",
     ]
@@ -282,7 +320,8 @@ def _parameter_table(config: GPTConfig) -> list[str]:
 def _memory_table(config: GPTConfig, training: Training, memory: Memory, gpu: bool) -> list[str]:
     slack = GPU_SLACK if gpu else CPU_SLACK
     need = footprint(config, training, slack=slack)
-    blocks = f"{training.batch_size} blocks of {config.block_size} tokens"
+    length = training.block_size or config.block_size
+    blocks = f"{training.batch_size} blocks of {length} tokens"
     if training.accumulate > 1:
         blocks += f", {training.accumulate} times a step"
     how = ", activation checkpointing" if training.checkpointing else ""
@@ -311,8 +350,8 @@ def verdict(
     if need.peak + base <= memory.free:
         return f"fits: {has}"
     room = memory.free - base
-    weights = training.weight_bytes * parameter_count(config)
-    if need.optimizer + need.average + 2 * weights > room:
+    gradients = need.optimizer // 2
+    if need.weights + gradients + need.optimizer + need.average > room:
         smaller = "a smaller model.config"
         if training.weight_bytes > 2:
             smaller += ", or trainer.precision bf16-true"

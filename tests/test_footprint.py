@@ -14,6 +14,7 @@ from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.footprint import Training, footprint, kept_bytes
 from gpt.inspect import DEFAULT_BATCH, DEFAULT_BPE
+from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
 from gpt.size import kv_bytes, kv_bytes_per_token, matrix_count, parameter_count, parts
 from tests.strategies import configs
@@ -50,11 +51,15 @@ def test_a_window_s_cache_is_the_window_s() -> None:
     assert kv_bytes(config, "float32", 100) == number * (2 * 7 + 2 * 100)
 
 
-def kept_by_autograd(config: GPTConfig, *, half: str = "", recompute: bool = False) -> int:
+def kept_by_autograd(
+    config: GPTConfig, *, half: str = "", recompute: bool = False, adapters: LoRAConfig = NO_LORA
+) -> int:
     """Bytes that autograd keeps between forward and backward, parameters left out."""
     torch.manual_seed(0)
     model = GPT(config).train()
     model.activation_checkpointing = recompute
+    if adapters.on:
+        adapt(model, adapters)
     if half == "true":
         model = model.bfloat16()
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -125,6 +130,25 @@ def test_the_peak_is_the_largest_moment_of_a_step() -> None:
         footprint(config, Training(4, checkpointing=True)).peak
         < footprint(config, Training(4)).peak
     )
+
+
+def test_adapters_alone_have_gradients_and_optimizer_state() -> None:
+    config = GPTConfig(**BASE)
+    n, few = parameter_count(config), 1000
+    need = footprint(config, Training(4, precision="bf16-true", adapters=few, average=True))
+    assert need.weights == 2 * n + 4 * few  # they are float32 beside a model in half precision
+    assert (need.optimizer, need.average) == (8 * few, 4 * few)
+    assert need.gradients in (0, 4 * few)
+    short = footprint(config, Training(4, block_size=T // 2))
+    assert short == footprint(config.replace(block_size=T // 2), Training(4))
+
+
+def test_frozen_weights_let_autograd_keep_no_more() -> None:
+    lora = LoRAConfig(rank=2)
+    for name in ("plain", "swiglu", "gpt-2"):
+        config = GPTConfig(**{**BASE, **VARIANTS[name]})
+        real = kept_by_autograd(config, adapters=lora)
+        assert 0.7 < real / kept_bytes(config, Training(B, adapters=1)) < 1.05
 
 
 def test_defaults_are_those_of_the_trainer() -> None:

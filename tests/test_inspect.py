@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -63,7 +64,14 @@ def test_a_model_folder_tells_its_parts_files_and_training(
 
 
 @pytest.mark.parametrize("name", [*shipped_configs(), *PRESETS])
-def test_every_shipped_name_can_be_inspected(name: str) -> None:
+def test_every_shipped_name_can_be_inspected(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name == "smollm2-shakespeare":
+        with pytest.raises(CheckpointError, match="make smollm2"):  # it begins with that model
+            find(name)
+        return
     subject = find(name)
     assert subject.config.vocab_size > 0
     assert "together about" in text(subject, MUCH, gpu=False)
@@ -84,6 +92,29 @@ def test_a_training_config_is_read_as_the_trainer_reads_it(tmp_path: Path) -> No
     assert subject.training == Training(3, 32, "bf16-mixed", 4, True, True)
     path.write_text("n_layer: 3\nd_model: 32\nn_head: 2\nvocab_size: 99\n")
     assert find(str(path)).config.vocab_size == 99
+
+
+def test_a_config_that_begins_with_a_model_is_read_with_that_model(tmp_path: Path) -> None:
+    config = GPTConfig(vocab_size=257, block_size=64, n_layer=2, d_model=32, n_head=2)
+    save_model(tmp_path / "base", GPT(config), Tokenizer.bytes())
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        f"data: {{batch_size: 3, block_size: 16}}\nmodel:\n  init_from: {tmp_path / 'base'}\n"
+        "  lora: {rank: 2, matrices: [attn.out]}\n"
+    )
+    subject = find(str(path))
+    assert subject.config == config
+    assert (subject.training.block_size, subject.training.adapters) == (16, 2 * 2 * (32 + 32))
+    assert subject.facts["trained by LoRA"].startswith("256 numbers beside ")
+    page = text(subject, MUCH, gpu=False)
+    assert "the frozen matrices' gradients left out" in page
+    assert "3 blocks of 16 tokens" in page
+    whole = dataclasses.replace(subject.training, adapters=None)
+    assert footprint(config, subject.training).optimizer == 2 * 4 * 256
+    assert footprint(config, whole).peak > footprint(config, subject.training).peak
+    path.write_text("model: {preset: nano, lora: {rnk: 2}}\n")
+    with pytest.raises(ConfigError, match=r"lora\.rnk; did you mean rank"):
+        find(str(path))
 
 
 def test_an_unknown_vocabulary_is_assumed_and_said() -> None:

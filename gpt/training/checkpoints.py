@@ -195,6 +195,8 @@ class RunCheckpoints(Checkpoint):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking or is_trial(trainer):
             return
+        if trainer.global_step == 0:  # what the run begins with is no result of it
+            return
         assert isinstance(pl_module, GPTModule)
         assert pl_module.evaluation is not None
         loss = pl_module.evaluation.loss
@@ -344,16 +346,26 @@ class ExportModel(Callback):
             "batch_tokens": trainer.accumulate_grad_batches
             * trainer.world_size
             * pl_module.data.batch_size
-            * pl_module.config.block_size,
+            * pl_module.data.block_size,
         }
         best = self.checkpoints.best_loss
         if math.isfinite(best):
             training["val_loss"] = best
+        if pl_module.init_from is not None:
+            training["base"] = {"init_from": pl_module.init_from, "val_loss": pl_module.base_loss}
         save_model(
-            self.run.model, loaded.model, loaded.tokenizer, name=self.run.name, training=training
+            self.run.model,
+            loaded.model,
+            loaded.tokenizer,
+            name=self.run.name,
+            training=training,
+            chat_template=loaded.chat_template,
         )
         found = f" (step {training['steps']}, val/loss {best:.4f})" if math.isfinite(best) else ""
         say(f"model{found}: {self.run.model}")
+        if pl_module.base_loss is not None and math.isfinite(best):
+            worse = "" if best < pl_module.base_loss else ", which this run has not reached"
+            say(f"base model: val/loss {pl_module.base_loss:.4f}{worse}")
         say(f"next: antiphon sample {self.run.model} --prompt {shlex.quote(_prompt(pl_module))}")
         say(f"      antiphon serve {self.run.model}")
 

@@ -20,10 +20,13 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 
+from gpt.checkpoint import LoadedModel
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError, UserError
 from gpt.evaluation import describe
 from gpt.files import write_atomically
+from gpt.lora import LoRAConfig
+from gpt.training.base import defaults_from, open_base
 from gpt.training.callbacks import FinalValidation, SampleText, StopCleanly
 from gpt.training.checkpoints import CheckpointSchedule, ExportModel, RunCheckpoints, is_trial
 from gpt.training.checks import (
@@ -38,6 +41,7 @@ from gpt.training.data import TextDataModule
 from gpt.training.diagnosis import Diagnosis
 from gpt.training.early_stopping import StopEarly
 from gpt.training.ema import EMA
+from gpt.training.finetune import BaseValidation, begin_with
 from gpt.training.guard import LossGuard
 from gpt.training.hooks import skip_empty_hooks
 from gpt.training.loggers import (
@@ -112,6 +116,7 @@ class TrainCLI(LightningCLI):
     """Adds the run's folder, presets, shipped configs, samples and loggers to LightningCLI."""
 
     stop: StopCleanly | None = None
+    base: LoadedModel | None = None
     resume_from: Path | None = None
     steps_done = 0
 
@@ -167,7 +172,6 @@ class TrainCLI(LightningCLI):
         parser.add_lightning_class_args(SampleText, "samples")
         parser.add_lightning_class_args(Diagnosis, "diagnosis")
         parser.add_lightning_class_args(StopEarly, "early_stopping")
-        parser.link_arguments("model.config.block_size", "data.block_size")
         parser.link_arguments("seed_everything", "data.seed")
 
     # --- Parsing --------------------------------------------------------------------------------
@@ -186,7 +190,9 @@ class TrainCLI(LightningCLI):
             )
             if gives_preset(self.arguments):
                 args = with_preset(self.arguments, given.model.preset)
-        if showing or given.model.preset is not None:
+        if given.model.init_from is not None:
+            self._take_from_base(given.model)
+        if showing or given.model.preset is not None or given.model.init_from is not None:
             self.config = parser.parse_args(args)
             given = self.config[self.config.subcommand]
         if not 0 <= given.seed_everything <= MAX_SEED:
@@ -195,6 +201,14 @@ class TrainCLI(LightningCLI):
             )
         if given.name is None:
             given.name = Path(str(given.config[-1])).stem if given.get("config") else "run"
+
+    def _take_from_base(self, model: Any) -> None:
+        """Make what the model to begin with is the defaults. It may be gone when a run is resumed,
+        whose config.yaml says all of it; if it is needed, `begin_with` says what is missing."""
+        if Path(model.init_from).exists():
+            self.base = open_base(model.init_from)
+        defaults = defaults_from(self.base, model.init_from, LoRAConfig(**model.lora.as_dict()))
+        self._subcommand_parsers[self.config.subcommand].set_defaults(defaults)
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let a checkpoint's hyperparameters override the flags."""
@@ -240,6 +254,8 @@ class TrainCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         given = self._get(self.config_init, "trainer")
         self.model.run_name = self.run_folder.name
+        begin_with(self.model, self.datamodule, self.base, self.resume_from)
+        self.base = None
         bar: list[Callback] = []
         if given.get("enable_progress_bar") is not False:
             bar.append(RunProgress())
@@ -291,6 +307,8 @@ class TrainCLI(LightningCLI):
         ]
         if self.model.optimizer_config.ema_decay:
             callbacks.insert(0, EMA(self.model.optimizer_config.ema_decay))
+        if self.model.init_from is not None:
+            callbacks.append(BaseValidation())
         loggers: list[Logger] = [MetricsCSV(run.metrics, keep=self.steps_done)]
         if self._get(self.config, "tensorboard"):
             loggers.append(TensorBoard(run.path / "tensorboard", keep=self.steps_done))

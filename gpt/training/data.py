@@ -29,7 +29,8 @@ class TextDataModule(L.LightningDataModule):
             as often as 1, 0 keeps it for evaluation.
         field: column or key that holds the text, where a source has rows and names none itself.
         tokenizer: bpe learns a vocabulary from the training text; bytes; chars; gpt2, cl100k_base,
-            o200k_base; or the path of a tokenizer.json or of a folder with one.
+            o200k_base; or the path of a tokenizer.json or of a folder with one. Where a run begins
+            with a model (model.init_from) it is the model's.
         vocab_size: tokens that bpe learns, special tokens and end-of-text included.
         pattern: how bpe splits text before it merges; gpt2, gpt4, o200k, or a regular expression.
         special_tokens: names that become one token each where they stand in the text.
@@ -43,7 +44,8 @@ class TextDataModule(L.LightningDataModule):
         root: folder for downloaded and tokenized text.
         document_borders: let no token see past the border of its document, and count positions
             from there; otherwise a block is one text, whatever end-of-text stands in it.
-        block_size: tokens per block; the trainer takes the model's.
+        block_size: tokens per block; null takes the model's context. Fewer are for fine-tuning: the
+            model keeps its context.
         seed: of the order of training blocks; the trainer takes the run's.
     """
 
@@ -63,37 +65,53 @@ class TextDataModule(L.LightningDataModule):
         workers: int | None = None,
         root: str = "data",
         document_borders: bool = False,
-        block_size: int = 256,
+        block_size: int | None = None,
         seed: int = 1337,
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if value < 1:
+        for name, value in (
+            ("batch_size", batch_size),
+            ("eval_batch_size", eval_batch_size),
+            ("block_size", block_size),
+        ):
+            if value is not None and value < 1:
                 raise ConfigError(f"data.{name} is {value}, but must be at least 1")
         self.sources = _with_field(source, field)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.document_borders = document_borders
-        self.block_size = block_size
+        self._block_size = block_size
         self.seed = seed
-        self._tokenizer = tokenizer
+        self.given_tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._pattern = pattern
-        self._special_tokens = special_tokens or []
+        self.special_tokens = special_tokens or []
         self._val_fraction = val_fraction
         self._newlines = newlines
         self._on_error = on_error
         self._workers = workers
         self._root = Path(root)
         self._prepared: PreparedData | None = None
+        self.model_tokenizer: Tokenizer | None = None
+        """The one of the model to begin with, which then counts; the command line gives it."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        if self._block_size is not None:
+            return self._block_size
+        if self.trainer is None:
+            raise RuntimeError("data.block_size is that of a model, and there is none yet")
+        module: Any = self.trainer.lightning_module
+        return int(module.config.block_size)
 
     def _prepare(self, *, progress: bool) -> PreparedData:
         return prepare(
             self.sources,
-            tokenizer=self._tokenizer,
+            tokenizer=self.model_tokenizer or self.given_tokenizer,
             vocab_size=self._vocab_size,
             pattern=self._pattern,
-            special_tokens=self._special_tokens,
+            special_tokens=self.special_tokens,
             root=self._root,
             val_fraction=self._val_fraction,
             newlines=self._newlines,

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 
 from gpt.footprint import CPU_SLACK, GPU_SLACK, Training, footprint
 from gpt.inspect import size, verdict
+from gpt.lora import adapter_count
 from gpt.machine import Memory, device_memory
 from gpt.training.module import GPTModule
 from gpt.training.sharding import is_sharded
@@ -41,6 +42,8 @@ class MemoryCheck(Callback):
             accumulate=trainer.accumulate_grad_batches,
             checkpointing=pl_module.activation_checkpointing,
             average=bool(pl_module.optimizer_config.ema_decay),
+            block_size=data.block_size,
+            adapters=adapter_count(config, pl_module.lora) if pl_module.lora.on else None,
         )
         device = trainer.strategy.root_device
         memory = device_memory(device.type, device.index)

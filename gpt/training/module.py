@@ -11,14 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.checkpoint import PAYLOAD_KEY, checkpoint_payload
+from gpt.checkpoint import PAYLOAD_KEY, LoadedModel, checkpoint_payload
 from gpt.config import GPTConfig
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
 from gpt.evaluation import IGNORE, Evaluation, Tally
+from gpt.flops import flops_per_token
+from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
 from gpt.patterns import trust
 from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
+from gpt.training.base import check_block_size, check_same_adapters
 from gpt.training.blocks import Batch
 from gpt.training.data import TextDataModule
 from gpt.training.ema import use_trained_weights
@@ -35,6 +38,9 @@ class GPTModule(L.LightningModule):
             read there; here `config` counts.
         config: the architecture.
         optimizer: AdamW, its schedule, and the averaging of weights.
+        init_from: begin with this model: a model folder, a run's folder or a .ckpt file, whose
+            architecture and tokenizer are taken. The command line reads it; here `base` counts.
+        lora: train small matrices beside the frozen ones (rank 1 or more), not the whole model.
         compile: run the model through torch.compile, in place: the checkpoint is the same.
         activation_checkpointing: keep only what enters each block and compute the rest again for
             the gradients: less memory, about a third more time, the same numbers.
@@ -44,6 +50,9 @@ class GPTModule(L.LightningModule):
             device, as reading it would wait for that.
         gradient_norm: of the last step, before clipping; None where it is not known, since under
             fp16 the gradients are scaled.
+        base: the model to begin with; None: new weights, or those of a checkpoint.
+        chat_template: that model's, which the trained one has, too.
+        base_loss: that model's loss on the held-out text, once it is measured.
     """
 
     gpt: GPT
@@ -53,6 +62,8 @@ class GPTModule(L.LightningModule):
         config: GPTConfig,
         optimizer: OptimizerConfig,
         preset: str | None = None,
+        init_from: str | None = None,
+        lora: LoRAConfig = NO_LORA,
         compile: bool = False,
         activation_checkpointing: bool = False,
     ) -> None:
@@ -61,6 +72,11 @@ class GPTModule(L.LightningModule):
         self.config = config
         trust(config.patterns)  # the user's own settings may name the user's own classes
         self.optimizer_config = optimizer
+        self.init_from = init_from
+        self.lora = lora
+        self.base: LoadedModel | None = None
+        self.chat_template: str | None = None
+        self.base_loss: float | None = None
         self.compile_model = compile
         self.activation_checkpointing = activation_checkpointing
         self.schedule: Callable[[int], float] = self._configured_rate
@@ -88,7 +104,8 @@ class GPTModule(L.LightningModule):
         return self.data.tokenizer
 
     def setup(self, stage: str) -> None:
-        """Raises ConfigError for a run without an end."""
+        """Raises ConfigError for a run without an end and for blocks the model cannot take."""
+        check_block_size(self.data, self.config, begins_with_model=self.init_from is not None)
         if stage == "fit" and self.trainer.max_steps < 1:
             raise ConfigError(
                 f"trainer.max_steps is {self.trainer.max_steps}, but the learning-rate schedule "
@@ -113,6 +130,12 @@ class GPTModule(L.LightningModule):
                 f"set it to {n_vocab} or more, or to 0 to take it from the tokenizer"
             )
         self.gpt = GPT(self.config)
+        if self.base is not None:
+            self.gpt.load_state_dict(self.base.model.state_dict())
+            self.chat_template = self.base.chat_template
+            self.base = None  # so that its memory is free again
+        if self.lora.on:
+            adapt(self.gpt, self.lora)
         self.gpt.activation_checkpointing = self.activation_checkpointing
         if is_sharded(self.trainer.strategy):
             assert self.device_mesh is not None, "Lightning hands it over before this"
@@ -120,6 +143,12 @@ class GPTModule(L.LightningModule):
         if self.compile_model:
             # Fixed shapes: training, evaluation and its last batch are all there is.
             self.gpt.compile(dynamic=False)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of a training step. Frozen matrices take no gradients of their own."""
+        flops = flops_per_token(self.config, self.data.block_size)
+        return flops.adapting if self.lora.on else flops.training
 
     # --- Training -------------------------------------------------------------------------------
 
@@ -136,7 +165,7 @@ class GPTModule(L.LightningModule):
     @property
     def _part_size(self) -> int:
         """Most targets of one accumulated part: what its sum of nats is divided by."""
-        return self.data.batch_size * self.config.block_size
+        return self.data.batch_size * self.data.block_size
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Count the targets while they are on the host, where it costs no wait for the device."""
@@ -302,7 +331,14 @@ class GPTModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what makes the checkpoint a model: architecture and tokenizer, as plain data."""
-        payload = checkpoint_payload(self.config, self.tokenizer, name=self.run_name)
+        lora = self.lora if self.lora.on else None
+        payload = checkpoint_payload(
+            self.config,
+            self.tokenizer,
+            name=self.run_name,
+            lora=lora,
+            chat_template=self.chat_template,
+        )
         payload["training"] = {"data": self.data.record()}
         checkpoint[PAYLOAD_KEY] = payload
         checkpoint["rng"] = rng_states(self.device)
@@ -327,6 +363,8 @@ class GPTModule(L.LightningModule):
                 "settings of the checkpoint's run (its config.yaml), or start a new run"
             )
         check_same_architecture(GPTConfig.from_dict(payload["model"]), self.config)
+        check_same_adapters(LoRAConfig.from_dict(payload.get("lora", {})), self.lora)
+        self.chat_template = payload.get("chat_template")
         if self.trainer.state.fn == "fit":
             self._rng = checkpoint.get("rng")
             use_trained_weights(checkpoint)

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
+from gpt.lora import adapter_count
 from gpt.training.memory import MemoryCheck
 from gpt.training.module import GPTModule
 from gpt.training.throughput import Throughput, is_logging_step
@@ -188,7 +189,7 @@ def describe_run(trainer: L.Trainer, module: GPTModule) -> str:
     config, data = module.config, module.data
     per_step = (
         data.batch_size
-        * config.block_size
+        * data.block_size
         * trainer.world_size
         * trainer.accumulate_grad_batches
     )  # fmt: skip
@@ -197,12 +198,22 @@ def describe_run(trainer: L.Trainer, module: GPTModule) -> str:
     checks = [each.told for each in trainer.callbacks if isinstance(each, MemoryCheck)]  # type: ignore[attr-defined]
     memory = "".join(f"\nmemory: {told}" for told in checks if told)
     speed = "".join(f"\nspeed: mfu is the share of {limit.what}" for limit in limits if limit)
+    adapters = adapter_count(config, module.lora)
+    begun = ""
+    if module.init_from is not None:
+        frozen = (
+            f", frozen; LoRA trains {count(adapters)} numbers beside it (rank {module.lora.rank})"
+        )
+        begun = f"base:  {module.init_from}{frozen if adapters else ''}\n"
+    short = data.block_size < config.block_size
+    blocks = f" in blocks of {data.block_size}" if short else ""
     return (
-        f"model: {count(module.gpt.num_params())} parameters ({config.n_layer} layers, "
+        f"model: {count(module.gpt.num_params() - adapters)} parameters ({config.n_layer} layers, "
         f"{config.d_model} wide, context {config.block_size}, vocabulary {config.vocab_size})\n"
+        f"{begun}"
         f"text:  {data.source_name}, {count(tokens)} tokens to learn from, "
         f"{count(len(data.prepared.val))} held out ({data.tokenizer.kind})\n"
-        f"run:   {trainer.max_steps} steps of {count(per_step)} tokens, "
+        f"run:   {trainer.max_steps} steps of {count(per_step)} tokens{blocks}, "
         f"{trainer.max_steps * per_step / tokens:.2g} times through the text, "
         f"on {module.device}, {trainer.precision}{memory}{speed}"
     )

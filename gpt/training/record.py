@@ -13,7 +13,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from gpt.files import write_atomically
-from gpt.flops import flops_per_token
+from gpt.lora import adapter_count
 from gpt.training.checkpoints import is_trial
 from gpt.training.curves import RECORD_FILE, read_record
 from gpt.training.early_stopping import StopEarly
@@ -67,15 +67,17 @@ class RunRecord(Callback):
         return {
             "format": FORMAT,
             "name": self.run.name,
-            "parameters": module.gpt.num_params(),
-            "flops_per_token": flops_per_token(module.config).training,
+            "parameters": module.gpt.num_params() - adapter_count(module.config, module.lora),
+            "init_from": module.init_from,
+            "adapters": adapter_count(module.config, module.lora),
+            "flops_per_token": module.flops_per_token,
             "speed_limit": next((limit.what for limit in limits if limit), None),
             "source": data.source_name,
             "tokenizer": f"{data.tokenizer.kind}, {data.tokenizer.n_vocab} tokens",
             "train_tokens": len(prepared.train),
             "val_tokens": len(prepared.val),
             "batch_tokens": data.batch_size
-            * module.config.block_size
+            * data.block_size
             * trainer.world_size
             * trainer.accumulate_grad_batches,
             "max_steps": trainer.max_steps,

@@ -130,6 +130,10 @@ def results(run: Run) -> Rows:
     """What came out, as names and values for people."""
     rows: Rows = []
     steps, losses = run.series("val/loss")
+    begun = run.record.get("init_from")
+    if begun and steps[:1] == [0]:  # what the run began with is no result of it
+        rows.append(("base model", f"{losses[0]:.4f} nats per token ({begun})"))
+        steps, losses = steps[1:], losses[1:]
     if losses:
         best = min(range(len(losses)), key=losses.__getitem__)
         rows.append(("best validation loss", f"{losses[best]:.4f} nats per token"))

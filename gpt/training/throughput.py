@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from gpt.flops import flops_per_token
 from gpt.machine import Limit, speed_limit
 from gpt.training.module import GPTModule
 
@@ -50,7 +49,7 @@ class Throughput(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
-        self._flops_per_token = flops_per_token(pl_module.config).training
+        self._flops_per_token = pl_module.flops_per_token
         if self.limit is None:
             self.limit = speed_limit(pl_module.device, compute_dtype(trainer.precision))
 

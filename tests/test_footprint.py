@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.footprint import Training, footprint, kept_bytes
-from gpt.inspect import DEFAULT_BATCH, DEFAULT_BPE
 from gpt.model import GPT
 from gpt.size import kv_bytes_per_token, matrix_count, parameter_count, parts
+from gpt.subject import DEFAULT_BATCH, DEFAULT_BPE
 from tests.strategies import configs
 
 B, T = 2, 64

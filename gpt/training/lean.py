@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import TypeVar
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -36,6 +38,16 @@ def _skip(owner: Callback | L.LightningModule, base: type) -> None:
     for name in STEP_HOOKS:
         if getattr(type(owner), name) is getattr(base, name):
             setattr(owner, name, None)
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def with_signature_at_hand(function: F) -> F:
+    """Work a function's signature out once, for `inspect` to find: Lightning asks at every step
+    whether `training_step` takes the number of the batch."""
+    function.__dict__["__signature__"] = inspect.signature(function)
+    return function
 
 
 class LeanTrainer(L.Trainer):

@@ -22,6 +22,7 @@ from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
 from gpt.training.data import TextDataModule
 from gpt.training.ema import use_trained_weights
+from gpt.training.lean import with_signature_at_hand
 from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
 from gpt.training.rng import rng_states, set_rng_state
 from gpt.training.sharding import is_sharded, shard
@@ -151,6 +152,7 @@ class GPTModule(L.LightningModule):
         """Most targets of one accumulated part: what its sum of nats is divided by."""
         return self.data.batch_size * self.config.block_size
 
+    @with_signature_at_hand
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets, counted = batch
         self._part_targets.append(counted)
@@ -240,7 +242,7 @@ class GPTModule(L.LightningModule):
             if gradient_clip_val:
                 self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        trained = list(self.parameters())  # once: it walks all modules
+        trained = list(self.gpt.parameters())  # once: it walks all modules
         gradients = [p.grad for p in trained if p.grad is not None]
         self.gradient_norm = nn.utils.get_total_norm(gradients)
         if not gradient_clip_val:

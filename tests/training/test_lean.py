@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -7,6 +9,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 
 from gpt.training.cli import main
 from gpt.training.lean import STEP_HOOKS, LeanTrainer, NoProfiler, skip_empty_hooks
+from gpt.training.module import GPTModule
 from gpt.training.throughput import Throughput
 from tests.training.small import fit, make_data, make_module
 
@@ -127,6 +130,12 @@ class Kept(Callback):
 
     def on_train_start(self, trainer, pl_module):
         self.profiler = trainer.profiler
+
+
+def test_the_signature_of_the_training_step_is_at_hand_and_right():
+    step = make_module().training_step
+    assert "__signature__" in vars(GPTModule.training_step)
+    assert inspect.getfullargspec(step).args == ["self", "batch", "batch_idx"]
 
 
 def test_a_module_sets_plain_attributes_at_once_and_knows_its_parameters_still():

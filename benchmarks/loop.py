@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
@@ -31,9 +30,9 @@ from lightning.pytorch.callbacks import Callback
 
 from benchmarks.common import machine
 from gpt.config import PRESETS, GPTConfig
+from gpt.data.batches import Batch, TrainBlocks
 from gpt.model import GPT
 from gpt.training import cli
-from gpt.training.blocks import Batch, TrainBlocks
 from gpt.training.module import GPTModule
 from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
 
@@ -55,7 +54,7 @@ class Bare:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            ids, targets = next(self.batches)
+            ids, targets, _ = next(self.batches)
             nats = F.cross_entropy(
                 self.model(ids).flatten(0, 1), targets.flatten(), reduction="sum"
             )
@@ -152,25 +151,15 @@ def write_text(path: Path) -> None:
 
 def run_command(folder: Path, preset: str, batch: int, interleave: Interleave, total: int) -> None:
     """`fit`, with one callback more."""
-
-    class Timed(cli.TrainCLI):
-        def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-            trainer = super().instantiate_trainer(**kwargs)
-            trainer.callbacks.insert(0, interleave)  # type: ignore[attr-defined]
-            return trainer
-
-    original, cli.TrainCLI = cli.TrainCLI, Timed  # type: ignore[misc]
-    try:
-        status = cli.main(
-            ["fit", "--name", "loop", f"--runs_dir={folder}",
-             f"--data.source={folder / 'text.txt'}", f"--data.root={folder / 'data'}",
-             "--data.tokenizer=bytes",
-             f"--data.batch_size={batch}", f"--model.preset={preset}", "--wandb=off",
-             "--trainer.accelerator=cpu", f"--trainer.max_steps={total}",
-             f"--trainer.gradient_clip_val={CLIP}", f"--trainer.val_check_interval={10**9}"]
-        )  # fmt: skip
-    finally:
-        cli.TrainCLI = original  # type: ignore[misc]
+    status = cli.main(
+        ["fit", "--name", "loop", f"--runs_dir={folder}",
+         f"--data.source={folder / 'text.txt'}", f"--data.root={folder / 'data'}",
+         "--data.tokenizer=bytes",
+         f"--data.batch_size={batch}", f"--model.preset={preset}", "--wandb=off",
+         "--trainer.accelerator=cpu", f"--trainer.max_steps={total}",
+         f"--trainer.gradient_clip_val={CLIP}", f"--trainer.val_check_interval={10**9}"],
+        callbacks=[interleave],
+    )  # fmt: skip
     assert status == 0, "fit failed"
 
 

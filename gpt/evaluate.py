@@ -203,9 +203,9 @@ def evaluate(
     import torch
     from tqdm import tqdm
 
+    from gpt.data.batches import EvalBlocks
     from gpt.evaluation import Evaluation, Tally
     from gpt.plan import AttentionPlan
-    from gpt.training.blocks import EvalBlocks
 
     model, eot = loaded.model, loaded.tokenizer.eot
     splits = {"all": ["train", "val"]}.get(split, [split])
@@ -226,7 +226,7 @@ def evaluate(
     )  # fmt: skip
     with bar, torch.inference_mode():
         for loader in loaders:
-            for ids, targets in loader:
+            for ids, targets, _ in loader:
                 ids, targets = ids.to(model.device), targets.to(model.device)
                 plan = None
                 if document_borders:

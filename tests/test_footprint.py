@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.footprint import Training, footprint, kept_bytes
-from gpt.inspect import DEFAULT_BATCH, DEFAULT_BPE
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
 from gpt.size import kv_bytes, kv_bytes_per_token, matrix_count, parameter_count, parts

@@ -1,0 +1,1 @@
+def configure(p): pass

@@ -14,6 +14,7 @@ from gpt.bench.output import (
     exponent,
     machine_facts,
     machine_line,
+    mark_powers,
     table,
     whole_numbers,
     write_plot,
@@ -69,9 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also torch's compiled flex_attention, forward, for patterns of plain arithmetic; "
         "on a CPU it needs a C++ compiler and some minutes",
     )  # fmt: skip
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="(default: %(default)s)"
-    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: %(default)s)")
     parser.add_argument(
         "--rounds", type=int, default=5, metavar="N",
         help="times that each row has its turn, after a warm-up (default: %(default)s)",
@@ -253,34 +252,27 @@ def _result(
 
 
 def lines_of(results: list[Result]) -> list[str]:
-    """The table of one length."""
-    from gpt.bench.mixers import PHASES
+    """The tables of one length: forward, and forward with backward."""
+    from gpt.bench.mixers import BOTH, FORWARD
 
     of = {(each["row"], each["phase"]): each for each in results}
-    head = ["row"]
-    for title in ("forward", "with backward"):
-        head += [f"{title} ms", "(min to max)", "x fused", "limit", "MiB"]
-    rows, notes = [], []
-    for row in dict.fromkeys(each["row"] for each in results):
-        cells = [row]
-        for phase in PHASES:
-            cells += _cells(of.get((row, phase)), of.get(("fused", phase)))
-        rows.append(cells)
-        skipped = next((each["skipped"] for each in results if each["row"] == row), None)
-        if skipped:
-            notes.append(f"{row}: left out, {skipped}")
-    return table(head, rows) + notes
+    lines: list[str] = []
+    for phase, title in ((FORWARD, "forward"), (BOTH, "forward and backward")):
+        fused = of.get(("fused", phase))
+        rows = [[row, *_cells(each, fused)] for (row, at), each in of.items() if at == phase]
+        lines += table([title, "median ms", "min", "max", "x fused", "limit", "MiB"], rows)
+    skipped = {each["row"]: each["skipped"] for each in results if each["skipped"]}
+    return lines + [f"{row} left out: {why}" for row, why in skipped.items()]
 
 
-def _cells(result: Result | None, fused: Result | None) -> list[str]:
-    if result is None or result["time"] is None:
-        return ["-"] * 5
+def _cells(result: Result, fused: Result | None) -> list[str]:
     time, share, peak = result["time"], result["share_of_limit"], result["peak_bytes"]
-    against = "-" if fused is None else f"{fused['time']['median_s'] / time['median_s']:.2f}"
+    if time is None:
+        return ["-"] * 6
+    ratio = None if fused is None else fused["time"]["median_s"] / time["median_s"]
     return [
-        f"{time['median_s'] * 1e3:.2f}",
-        f"({time['min_s'] * 1e3:.2f} to {time['max_s'] * 1e3:.2f})",
-        against,
+        *(f"{time[name] * 1e3:,.2f}" for name in ("median_s", "min_s", "max_s")),
+        "-" if ratio is None else f"{ratio:.2f}",
         "-" if share is None else f"{share:.0%}",
         "-" if peak is None else f"{peak / 2**20:.1f}",
     ]
@@ -343,12 +335,9 @@ def draw(results: list[Result]) -> Figure:
                 label=f"{row}{' (forward)' if flex else ''}{power}",
             )  # fmt: skip
     for axes, title in ((times, "forward and backward, ms"), (memory, "peak memory, MiB")):
-        axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xlabel("tokens")
+        mark_powers(axes, sorted({each["length"] for each in results}), "tokens")
         axes.set_title(title, loc="left", fontsize=10)
-        axes.grid(True, which="both", alpha=0.2)
         if axes.lines:
             axes.legend(fontsize=7, frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
     return figure

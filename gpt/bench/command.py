@@ -61,7 +61,7 @@ exponents are fitted to the medians: time ~ length^e, least squares of the logar
         (
             "attention",
             "attention --lengths 1024,8192 --rows fused,patterns --patterns window:256",
-            "attention --lengths 512,1024,2048,4096,8192 --json attention.json --plot attention.png",
+            "attention --lengths 1024,2048,4096,8192 --json attention.json --plot attention.png",
             "attention --patterns window:256 fixed:64:4 'mine.patterns:Mine(16)' --no-memory",
             "attention --lengths 8192 --rows fused,patterns --patterns window:256 --flex",
         ),

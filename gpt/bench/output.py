@@ -17,10 +17,12 @@ from gpt.files import write_atomically
 from gpt.machine import cpu_name
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLORS = (
-    "#3b82f6", "#e8710a", "#12a37f", "#d6409f", "#8e6cef", "#a07a00", "#64748b", "#c62828", "#0e7490"
+    "#3b82f6", "#e8710a", "#12a37f", "#d6409f", "#8e6cef", "#a07a00", "#64748b", "#c62828",
+    "#0e7490",
 )  # fmt: skip
 
 
@@ -130,7 +132,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def exponent(sizes: Sequence[float], values: Sequence[float | None]) -> float | None:
     """e of `value ~ size^e`, least squares of the logarithms; None with fewer than two points."""
     points = [
-        (math.log(x), math.log(y)) for x, y in zip(sizes, values, strict=True) if y is not None and y > 0
+        (math.log(x), math.log(y))
+        for x, y in zip(sizes, values, strict=True)
+        if y is not None and y > 0
     ]
     if len(points) < 2:
         return None
@@ -159,6 +163,16 @@ def write_results(
         "results": results,
     }
     _write(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def mark_powers(axes: Axes, at: Sequence[int], label: str) -> None:
+    """A logarithmic axis below, with the numbers that were measured; and a quiet look."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(at, [f"{x:,}" for x in at])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+    axes.grid(True, alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def write_plot(path: str, figure: Figure) -> None:

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.common import machine
+from gpt.bench.output import machine_facts, machine_line
 from gpt.config import PRESETS, GPTConfig
 from gpt.data.batches import Batch, TrainBlocks
 from gpt.model import GPT
@@ -190,7 +190,7 @@ def main() -> None:
     quarters = statistics.quantiles(over, n=4)
     bare, cost, load = map(statistics.median, (theirs, over, loading))
     same = "yes" if interleave.same else "NO"
-    print(machine())
+    print(machine_line(machine_facts()))
     print(
         f"{args.preset}, {batch} blocks of {config.block_size} tokens, {len(over)} rounds of "
         f"{args.steps} steps each; the same weights in the end: {same}"

@@ -124,6 +124,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "draw an attention pattern, and say what it costs",
             ("attention show window:256+sinks:4",),
         ),
+        "bench": Command(
+            "gpt.bench.command:main",
+            "measure the attention patterns, and what models remember, on this machine",
+            ("bench attention --lengths 512,1024",),
+        ),
         "completion": Command(
             "gpt.completion:main",
             "make a shell complete these commands, their options and files",

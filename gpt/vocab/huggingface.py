@@ -10,7 +10,7 @@ from gpt.errors import TokenizerError
 from gpt.specials import MAX_VOCAB
 from gpt.tokenizer import Tokenizer
 from gpt.vocab.check import check_ids
-from gpt.vocab.described import BpeVocabulary, build, choose_ends
+from gpt.vocab.described import DOCUMENT_ENDS, BpeVocabulary, build, choose_ends
 from gpt.vocab.files import MAX_MERGES, read, read_json, read_optional
 from gpt.vocab.patterns import QWEN2_PATTERN, of_pre_tokenizer
 
@@ -199,11 +199,11 @@ def _added(found: Any, vocab: Mapping[str, int]) -> tuple[dict[str, int], list[s
         special[name] = id_
         if not token.get("special"):
             always.append(name)
-    taken = {id_: name for name, id_ in vocab.items()}
-    for name, id_ in special.items():
-        if taken.setdefault(id_, name) != name:
+    taken = {number: name for name, number in vocab.items()}
+    for name, number in special.items():
+        if taken.setdefault(number, name) != name:
             raise TokenizerError(
-                f"the tokens {name[:40]!r} and {taken[id_][:40]!r} have the same id {id_}"
+                f"the tokens {name[:40]!r} and {taken[number][:40]!r} have the same id {number}"
             )
     return special, always
 
@@ -304,15 +304,11 @@ def _name(value: Any) -> str | None:
 
 def _end_ids(folder: Path) -> list[int]:
     """Ids that end a text, as the model's own configurations have them."""
-    found: list[int] = []
+    found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         value = read_optional(folder / name).get("eos_token_id")
-        found += [id_ for id_ in (value if isinstance(value, list) else [value]) if _is_id(id_)]
-    return found
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int
+        found += value if isinstance(value, list) else [value]
+    return [id_ for id_ in found if type(id_) is int]
 
 
 _CLASSES = {
@@ -375,9 +371,9 @@ def _named_tokens(
 ) -> list[dict[str, Any]]:
     """Added tokens as a `tokenizer.json` has them, from the configurations beside the two files."""
     ids = dict(vocab)
-    for name, id_ in read_optional(folder / "added_tokens.json").items():
-        _check_id(name, id_)
-        ids[name] = id_
+    for added, id_ in read_optional(folder / "added_tokens.json").items():
+        _check_id(added, id_)
+        ids[added] = id_
     found: dict[str, dict[str, Any]] = {}
     decoder = settings.get("added_tokens_decoder")
     for key, token in (decoder if isinstance(decoder, dict) else {}).items():
@@ -386,13 +382,12 @@ def _named_tokens(
     more = settings.get("additional_special_tokens")
     named = [_name(settings.get(f"{key}_token")) for key in ("bos", "eos", "unk", "pad")]
     named += [_name(one) for one in (more if isinstance(more, list) else [])]
-    for name in named or []:
-        if name is not None and name in ids:
-            found.setdefault(name, {"content": name, "id": ids[name], "special": True})
-    for name in ids.keys() - vocab.keys():
-        found.setdefault(name, {"content": name, "id": ids[name], "special": False})
-    if not found and "<|endoftext|>" in vocab:
-        name = "<|endoftext|>"
-        found[name] = {"content": name, "id": vocab[name], "special": True}
+    if not any(named) and not found:
+        named = [DOCUMENT_ENDS[0]]
+    for token in filter(None, named):
+        if token in ids:
+            found.setdefault(token, {"content": token, "id": ids[token], "special": True})
+    for added in ids.keys() - vocab.keys():
+        found.setdefault(added, {"content": added, "id": ids[added], "special": False})
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [flags | token for token in sorted(found.values(), key=lambda token: token["id"])]

@@ -12,7 +12,7 @@ from gpt.tokenizer import Tokenizer
 from gpt.vocab.check import check_ids
 from gpt.vocab.described import DOCUMENT_ENDS, BpeVocabulary, build, choose_ends
 from gpt.vocab.files import MAX_MERGES, read, read_json, read_optional
-from gpt.vocab.patterns import QWEN2_PATTERN, of_pre_tokenizer
+from gpt.vocab.patterns import QWEN2_PATTERN, of_pre_tokenizer, steps_of
 
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -135,18 +135,19 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 def _vocab(found: Any) -> dict[str, int]:
     vocab = _object(found, "vocabulary")
     for token, id_ in vocab.items():
-        _check_id(token, id_)
+        _checked_id(token, id_)
     if len(set(vocab.values())) < len(vocab):
         raise TokenizerError("two tokens of its vocabulary have the same id")
     return vocab
 
 
-def _check_id(token: str, id_: Any) -> None:
+def _checked_id(token: str, id_: Any) -> int:
     if type(id_) is not int or not 0 <= id_ < MAX_VOCAB:
         raise TokenizerError(
             f"the token {token[:40]!r} has the id {repr(id_)[:40]}, but ids are whole numbers "
             f"from 0 to {MAX_VOCAB - 1}"
         )
+    return id_
 
 
 def _merges(found: Any, vocab: Mapping[str, int]) -> dict[tuple[str, str], int]:
@@ -184,10 +185,11 @@ def _added(found: Any, vocab: Mapping[str, int]) -> tuple[dict[str, int], list[s
     special: dict[str, int] = {}
     always = []
     for token in found:
-        name, id_ = (token.get(key) if isinstance(token, dict) else None for key in _NAMED)
+        fields: dict[str, Any] = token if isinstance(token, dict) else {}
+        name = fields.get("content")
         if not isinstance(name, str) or not name:
             raise TokenizerError(f"an added token is {repr(token)[:60]}, but it needs a content")
-        _check_id(name, id_)
+        id_ = _checked_id(name, fields.get("id"))
         if vocab.get(name, id_) != id_ or special.get(name, id_) != id_:
             raise TokenizerError(f"the token {name[:40]!r} has two ids")
         for flag in ("single_word", "lstrip", "rstrip"):
@@ -199,24 +201,19 @@ def _added(found: Any, vocab: Mapping[str, int]) -> tuple[dict[str, int], list[s
         special[name] = id_
         if not token.get("special"):
             always.append(name)
-    taken = {number: name for name, number in vocab.items()}
-    for name, number in special.items():
-        if taken.setdefault(number, name) != name:
+    taken = {id_: name for name, id_ in vocab.items()}
+    for name, id_ in special.items():
+        if taken.setdefault(id_, name) != name:
             raise TokenizerError(
-                f"the tokens {name[:40]!r} and {taken[number][:40]!r} have the same id {number}"
+                f"the tokens {name[:40]!r} and {taken[id_][:40]!r} have the same id {id_}"
             )
     return special, always
 
 
-_NAMED = ("content", "id")
-
-
 def _normalizer(found: Any) -> tuple[str, str]:
     """The name of a normalizer in `gpt.rules`, and the prefix that it makes."""
-    steps = [found] if found is not None else []
-    if isinstance(found, dict) and found.get("type") == "Sequence":
-        steps = found.get("normalizers") or []
-    kinds = [step.get("type") if isinstance(step, dict) else None for step in steps]
+    steps = steps_of(found, "normalizers", "normalizer")
+    kinds = [step.get("type") for step in steps]
     if not kinds:
         return "", ""
     if kinds == ["NFC"]:
@@ -259,22 +256,15 @@ def _metaspace(found: Any, normalizer: str) -> tuple[str | None, str]:
 
 def _begin(found: Any, settings: Mapping[str, Any], special: Mapping[str, int]) -> str | None:
     """The special token that the post-processor puts before a text."""
-    steps = [found] if found is not None else []
-    if isinstance(found, dict) and found.get("type") == "Sequence":
-        steps = found.get("processors") or []
+    steps = steps_of(found, "processors", "post_processor")
     begin: str | None = None
     for step in steps:
-        kind = step.get("type") if isinstance(step, dict) else None
+        kind = step.get("type")
         if kind == "ByteLevel":
             continue  # it shifts offsets, no ids
         if kind != "TemplateProcessing":
             raise TokenizerError(f"its post_processor {str(kind)[:40]} is not supported")
-        template = step.get("single")
-        parts = [next(iter(part.items()), None) for part in template if isinstance(part, dict)]
-        names = [
-            (value or {}).get("id") if key == "SpecialToken" else None
-            for key, value in filter(None, parts)
-        ]
+        names = _template(step.get("single"))
         if names == [None]:
             continue
         if len(names) != 2 or names[1] is not None or begin is not None:
@@ -293,6 +283,18 @@ def _begin(found: Any, settings: Mapping[str, Any], special: Mapping[str, int]) 
     if begin is not None and begin not in special:
         raise TokenizerError(f"the token {begin[:40]!r} that begins a text is no added token")
     return begin
+
+
+def _template(found: Any) -> list[str | None]:
+    """What a template puts in a row: names of special tokens, None for the text."""
+    names: list[str | None] = []
+    for part in found if isinstance(found, list) else [None]:
+        inner = part.get("SpecialToken") if isinstance(part, dict) else None
+        name = inner.get("id") if isinstance(inner, dict) else None
+        if not (isinstance(name, str) or (isinstance(part, dict) and "Sequence" in part)):
+            raise TokenizerError(f"its post_processor has {repr(part)[:60]}, no part of a template")
+        names.append(name)
+    return names
 
 
 def _name(value: Any) -> str | None:
@@ -372,8 +374,7 @@ def _named_tokens(
     """Added tokens as a `tokenizer.json` has them, from the configurations beside the two files."""
     ids = dict(vocab)
     for added, id_ in read_optional(folder / "added_tokens.json").items():
-        _check_id(added, id_)
-        ids[added] = id_
+        ids[added] = _checked_id(added, id_)
     found: dict[str, dict[str, Any]] = {}
     decoder = settings.get("added_tokens_decoder")
     for key, token in (decoder if isinstance(decoder, dict) else {}).items():

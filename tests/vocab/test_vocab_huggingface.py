@@ -3,6 +3,7 @@ import says why they cannot be."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -237,7 +238,7 @@ def test_tokens_rank_by_the_merge_that_leads_to_them() -> None:
         assert ours.encode(text) == their_ids(theirs, text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_merges_in_any_order_give_the_librarys_ids_or_are_refused(data: st.DataObject) -> None:
     tokens = ["a", "b", "c"]
@@ -398,6 +399,49 @@ def regexes(pattern: str) -> dict[str, Any]:
 def test_what_cannot_be_taken_over_exactly_is_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         of_description(changed(**parts), {})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places(values: Any) -> list[tuple[Any, Any]]:
+    """Each place in nested data that could hold something else."""
+    keys = values if isinstance(values, dict) else range(len(values))
+    found = [(values, key) for key in keys]
+    inner = [values[key] for key in keys]
+    return found + [p for value in inner if isinstance(value, dict | list) for p in places(value)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_anything_in_any_place_is_a_tokenizer_or_a_refusal(data: st.DataObject) -> None:
+    described = changed(
+        post_processor={
+            "type": "Sequence",
+            "processors": [
+                {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": END}}, {"Sequence": {"id": "A"}}],
+                }
+            ],
+        },
+        pre_tokenizer=regexes(QWEN2_PATTERN),
+        normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+    )
+    vocab = described["model"]["vocab"]
+    described["model"]["vocab"] = {}  # its 256 entries would hide the rest
+    holder, key = data.draw(st.sampled_from(places(described)))
+    described["model"]["vocab"] = vocab
+    holder[key] = data.draw(JSON)
+    with contextlib.suppress(TokenizerError):
+        made = of_description(described, {"eos_token": END, "bos_token": data.draw(JSON)})
+        assert made.decode(made.encode("bc 12")) == "bc 12"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("model") / "m"
     config = GPTConfig(vocab_size=259, block_size=32, n_layer=1, n_head=2, d_model=16)
-    save_model(folder, GPT(config), OURS)
+    gpt = GPT(config)
+    with torch.no_grad():
+        for weight in gpt.parameters():
+            weight.mul_(8)  # so that what stands before a token matters to it
+    save_model(folder, gpt, OURS)
     return folder
 
 
@@ -103,7 +107,7 @@ def test_a_prefix_is_put_before_a_document_once(tmp_path: Path) -> None:
     ours = Tokenizer(
         "bpe", WORDS[0], BYTES, special=SPECIAL, end_of_text="</s>", rules=Rules(prefix="each")
     )
-    text = "some words, and more. " * (SEGMENT // 20)
+    text = "some words, and more. " * (SEGMENT // 16)
     path = tmp_path / "text.txt"
     path.write_text(text)
     data = prepare([str(path)], tokenizer=ours, root=tmp_path / "data")

@@ -65,18 +65,18 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         name: _id(metadata, name, len(tokens), default if model == "llama" else None)
         for name, default in (("bos", 1), ("eos", 2), ("eot", None), ("eom", None))
     }
-    for id_ in filter(None.__ne__, ids.values()):
-        token = tokens[id_ or 0]
-        if special.setdefault(token, id_ or 0) == id_:
-            vocab.pop(token, None)
-    ends = [tokens[ids[name] or 0] for name in ("eos", "eot", "eom") if ids[name] is not None]
+    named = {name: id_ for name, id_ in ids.items() if id_ is not None}
+    for found in named.values():
+        special[tokens[found]] = found
+        vocab.pop(tokens[found], None)
+    ends = [tokens[found] for name, found in named.items() if name != "bos"]
     end_of_text, others = choose_ends(special, ends, [])
     make = _bytes if model == "gpt2" else _characters
     parts, adds = make(metadata, vocab, tokens, kinds)
     if metadata.get(KEY + "add_bos_token", adds) is True:
-        if ids["bos"] is None:
+        if "bos" not in named:
             raise TokenizerError(f"{KEY}add_bos_token is set, but there is no bos_token_id")
-        parts["begin"] = tokens[ids["bos"]]
+        parts["begin"] = tokens[named["bos"]]
     return build(
         BpeVocabulary(
             vocab=vocab, special=special, always=always, end_of_text=end_of_text, ends=others,

@@ -167,7 +167,7 @@ def _bytes_or_chars(tokenizer: Tokenizer) -> dict[str, Any]:
             },
         }
     texts = {id_: token.decode(errors="replace") for id_, token in tokens.items()}
-    if any(len(text) != 1 or "\ufffd" == text != tokens[id_] for id_, text in texts.items()):
+    if any(len(text) != 1 or text.encode() != tokens[id_] for id_, text in texts.items()):
         raise TokenizerError(
             "a vocabulary of characters and parts of them cannot be written for that library"
         )

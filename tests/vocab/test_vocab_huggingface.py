@@ -3,6 +3,7 @@ import says why they cannot be."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -144,8 +145,7 @@ TEXT = st.text(
 @given(text=TEXT)
 def test_ids_are_those_of_the_library(kind: str, text: str) -> None:
     theirs, ours = both(kind)
-    # A newer Unicode than an engine's gives it digits that it does not know yet.
-    assert ours.encode(text) == their_ids(theirs, text)
+    assert ours.encode(text, special=[*ours.special]) == their_ids(theirs, text)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -223,7 +223,8 @@ def test_a_token_that_no_merge_leads_to_is_only_decoded() -> None:
     for text in ("abc", "abcd", "bcd", "xabc", "acd"):
         assert ours.encode(text) == their_ids(theirs, text)
     token = described["model"]["vocab"]["abc"]
-    assert ours.decode([token]) == "abc" and token not in ours.encode("abc abc")
+    assert ours.decode([token]) == "abc"
+    assert token not in ours.encode("abc abc")
 
 
 def test_tokens_rank_by_the_merge_that_leads_to_them() -> None:
@@ -237,7 +238,7 @@ def test_tokens_rank_by_the_merge_that_leads_to_them() -> None:
         assert ours.encode(text) == their_ids(theirs, text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_merges_in_any_order_give_the_librarys_ids_or_are_refused(data: st.DataObject) -> None:
     tokens = ["a", "b", "c"]
@@ -254,8 +255,8 @@ def test_any_merges_in_any_order_give_the_librarys_ids_or_are_refused(data: st.D
     described["model"]["ignore_merges"] = data.draw(st.booleans())
     try:
         ours = of_description(described, {})
-    except TokenizerError as error:
-        assert described["model"]["ignore_merges"] and "cannot be imported exactly" in str(error)
+    except TokenizerError:
+        assert described["model"]["ignore_merges"]  # only then is a merge at once possible
         return
     theirs = Theirs.from_str(json.dumps(described))
     text = data.draw(st.text("abc ", max_size=40))
@@ -264,7 +265,7 @@ def test_any_merges_in_any_order_give_the_librarys_ids_or_are_refused(data: st.D
 
 def test_words_that_are_tokens_at_once_are_refused_where_tiktoken_would_merge_them() -> None:
     described = small(["b c"], "bc abc", ignore_merges=True)
-    with pytest.raises(TokenizerError, match="'abc' as one token .* cannot be imported exactly"):
+    with pytest.raises(TokenizerError, match=r"'abc' as one token .* cannot be imported exactly"):
         of_description(described, {})
 
 
@@ -322,15 +323,15 @@ def test_a_pair_of_files_is_read(tmp_path: Path) -> None:
     assert [ours.encode(text) for text in TEXTS] == [their_ids(theirs, text) for text in TEXTS]
     assert ours.special == {END: 0}
     write(tmp_path, tokenizer_config={"tokenizer_class": "LlamaTokenizer"})
-    with pytest.raises(TokenizerError, match="'LlamaTokenizer', of which only a tokenizer.json"):
+    with pytest.raises(TokenizerError, match="'LlamaTokenizer', of which only"):
         open_vocabulary(tmp_path)
 
 
 def test_a_folder_without_a_vocabulary_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="has neither a tokenizer.json nor"):
+    with pytest.raises(TokenizerError, match="has neither a"):
         open_vocabulary(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(TokenizerError, match="it has tokenizer.model, which is not read"):
+    with pytest.raises(TokenizerError, match="which is not read"):
         open_vocabulary(tmp_path)
 
 
@@ -398,6 +399,49 @@ def regexes(pattern: str) -> dict[str, Any]:
 def test_what_cannot_be_taken_over_exactly_is_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         of_description(changed(**parts), {})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places(values: Any) -> list[tuple[Any, Any]]:
+    """Each place in nested data that could hold something else."""
+    keys = values if isinstance(values, dict) else range(len(values))
+    found = [(values, key) for key in keys]
+    inner = [values[key] for key in keys]
+    return found + [p for value in inner if isinstance(value, dict | list) for p in places(value)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_anything_in_any_place_is_a_tokenizer_or_a_refusal(data: st.DataObject) -> None:
+    described = changed(
+        post_processor={
+            "type": "Sequence",
+            "processors": [
+                {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": END}}, {"Sequence": {"id": "A"}}],
+                }
+            ],
+        },
+        pre_tokenizer=regexes(QWEN2_PATTERN),
+        normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+    )
+    vocab = described["model"]["vocab"]
+    described["model"]["vocab"] = {}  # its 256 entries would hide the rest
+    holder, key = data.draw(st.sampled_from(places(described)))
+    described["model"]["vocab"] = vocab
+    holder[key] = data.draw(JSON)
+    with contextlib.suppress(TokenizerError):
+        made = of_description(described, {"eos_token": END, "bos_token": data.draw(JSON)})
+        assert made.decode(made.encode("bc 12")) == "bc 12"
 
 
 @pytest.mark.parametrize(

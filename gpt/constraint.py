@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from gpt.errors import SamplingError
 from gpt.params import Constraint
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 MAX_TRIED = 2000
 """Tokens tried in looking for one text that a vocabulary without some bytes can complete."""
@@ -188,8 +191,8 @@ def _grammar(constraint: Constraint, *, spaces: bool = True) -> str:
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise SamplingError([(constraint.kind, f"is not JSON: {reason}")]) from None
-    options = {} if spaces else {"overrides": {"whitespace_flexible": False}}
-    return str(LLMatcher.grammar_from_json_schema(schema, **options))
+    overrides: JsonCompileOptions | None = None if spaces else {"whitespace_flexible": False}
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
 
 
 def _quoted(text: str) -> str:

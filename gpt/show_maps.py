@@ -80,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from gpt.checkpoint import load_model
-    from gpt.generate import encode_prompt
     from gpt.maps import see_maps
     from gpt.sample import read_prompt
 
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     _check("layer", args.layer, config.n_layer)
     _check("head", args.head, config.n_head)
     tokenizer = loaded.tokenizer
-    ids = encode_prompt(read_prompt(args.prompt), tokenizer)
+    ids = tokenizer.prompt(read_prompt(args.prompt))
     most = min(config.block_size, MAX_PRINTED if args.json else MAX_TOKENS)
     if not 1 <= len(ids) <= most:
         raise PromptError(f"the prompt has {len(ids)} tokens, but maps are shown for 1 to {most}")

@@ -94,9 +94,9 @@ class TextStream:
         stopped = token in self._stop_tokens
         over = stopped or token in self._ends
         piece = b"" if over else self._vocabulary.token_bytes(token)
-        text = self._scan(self._decoder.decode(piece, final=over or last or complete))
+        text, ended = self._scan(self._decoder.decode(piece, final=over or last or complete))
         text, self._before = self._before + text, ""
-        if self.finish_reason is not None:
+        if ended:
             return text
         if stopped:
             self.matched_stop_token = token
@@ -114,8 +114,9 @@ class TextStream:
         self._before = self._held = ""
         return held
 
-    def _scan(self, new: str) -> str:
-        """Add decoded text; return what can no longer be part of a stop string."""
+    def _scan(self, new: str) -> tuple[str, bool]:
+        """Add decoded text; return what can no longer be part of a stop string, and whether one
+        has ended the text."""
         text = self._held + new
         begin = len(self._held) + 1 if self._tokens_to_go <= 0 else len(text) + 1
         for end in range(begin, len(text) + 1):
@@ -125,7 +126,7 @@ class TextStream:
                     self.finish_reason = FinishReason.STOP
                     self.matched_stop = stop
                     self._held = ""
-                    return text[: end - len(stop)]
+                    return text[: end - len(stop)], True
         hold = next(
             (
                 n
@@ -135,4 +136,4 @@ class TextStream:
             0,
         )
         self._held = text[len(text) - hold :]
-        return text[: len(text) - hold]
+        return text[: len(text) - hold], False

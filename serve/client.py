@@ -193,11 +193,10 @@ class Client:
 
         specs = []
         for index, settings in enumerate(requests):
-            given = dict(settings)
-            try:
-                specs.append(wire.spec_message(given.pop("prompt"), given, model))
-            except KeyError:
-                raise TypeError(f"request {index} has no prompt") from None
+            if "prompt" not in settings:
+                raise TypeError(f"request {index} has no prompt")
+            rest: Any = {name: value for name, value in settings.items() if name != "prompt"}
+            specs.append(wire.spec_message(settings["prompt"], rest, model))
         call = self._stub.BatchGenerate(
             pb.BatchGenerateRequest(specs=specs), timeout=self._deadline(timeout)
         )

@@ -16,6 +16,7 @@ from gpt.footprint import Training, footprint, kept_bytes
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
 from gpt.size import kv_bytes, kv_bytes_per_token, matrix_count, parameter_count, parts
+from gpt.subject import DEFAULT_BATCH, DEFAULT_BPE
 from tests.strategies import configs
 
 B, T = 2, 64

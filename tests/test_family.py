@@ -72,7 +72,7 @@ def held_out_gain(steps: int, length: int, **changes: Any) -> float:
             for position in ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
         ),
         *(
-            (100, 512, {"pattern": pattern})
+            (150, 512, {"pattern": pattern})
             for pattern in (
                 "window:24",
                 "window:24+sinks:4",

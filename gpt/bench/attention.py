@@ -148,7 +148,7 @@ def rows_of(args: argparse.Namespace) -> list[str]:
         parse_pattern(text)
     if args.patterns and "patterns" not in kinds:
         raise ConfigError(f"--patterns are given, but --rows is {args.rows} without patterns")
-    rows = []
+    rows: list[str] = []
     for kind in KINDS:
         if kind in kinds:
             rows += patterns if kind == "patterns" else [kind]
@@ -227,7 +227,7 @@ def _peak(work: Any, device: Any) -> int | None:
     if device.type == "cuda":
         return peak_on_gpu(work, device)
     if device.type == "cpu":
-        return peak_on_cpu(work, torch.get_num_threads(), preload=("gpt.bench.mixers",))
+        return peak_on_cpu(work, torch.get_num_threads())
     return None
 
 

@@ -2,10 +2,10 @@
 
 On a CPU that is how far the resident memory of a process grows. A process that has worked before
 holds pages that the next work reuses, so each measurement has one of its own, forked from a server
-that has imported torch and done nothing else (a fork of this process would inherit its threads'
-locks). In it, glibc's allocator is told to give large blocks back at once: what is measured is then
-the peak of the tensors that live together, whatever kernel makes them, without the allocator's
-holes. On a GPU torch's allocator keeps the peak itself.
+that has imported what is needed and done nothing else (a fork of this process would inherit locks
+of its threads). In it, glibc's allocator is told to give large blocks back at once: what is
+measured is then the peak of the tensors that live together, whatever kernel makes them, without the
+allocator's holes. On a GPU torch's allocator keeps the peak itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import torch
 
 M_MMAP_THRESHOLD = -3
 LARGE = 64 * 2**10
+PRELOAD = ["gpt.bench.memory", "gpt.bench.mixers"]
+"""What the server imports once, so that its forks need not: all that any work here is made of."""
 
 
 class Work(Protocol):
@@ -38,15 +40,14 @@ class Work(Protocol):
     def __call__(self) -> None: ...
 
 
-def peak_on_cpu(work: Work, threads: int, preload: tuple[str, ...] = ()) -> int | None:
+def peak_on_cpu(work: Work, threads: int) -> int | None:
     """Bytes that the work adds to a process at most; None if the process was killed.
 
     Args:
         threads: that torch takes.
-        preload: modules that the server of fresh processes imports once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gpt.bench.memory", *preload])
+    context.set_forkserver_preload(PRELOAD)
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(work, threads, sender), daemon=True)
     process.start()

@@ -69,7 +69,7 @@ class _Attention:
         B, T, H, K, D = shape.batch, shape.length, shape.heads, shape.kv_heads, shape.width
         self.shape, self.pattern = shape, pattern
         self.q, self.k, self.v = (shape.randn(B, heads, T, D) for heads in (H, K, K))
-        self.given = (self.q, self.k, self.v)
+        self.given: tuple[Tensor, ...] = (self.q, self.k, self.v)
         self.flops = 4.0 * B * H * D * pattern.pairs(T)
 
     def ready(self) -> None:
@@ -150,7 +150,7 @@ class Recurrent:
         C = shape.heads * shape.width
         self.x = shape.randn(shape.batch, shape.length, C)
         self.net = kind(C, C, batch_first=True).to(self.x)
-        self.given = (self.x, *self.net.parameters())
+        self.given: tuple[Tensor, ...] = (self.x, *self.net.parameters())
         matrices = sum(p.numel() for p in self.net.parameters() if p.dim() == 2)
         self.flops = 2.0 * shape.batch * shape.length * matrices
 
@@ -184,8 +184,7 @@ def phase_of(mixer: Mixer, phase: str) -> Callable[[], object]:
     """What is timed: `forward` without gradients, or `both` forward and backward."""
     if phase == FORWARD:
         return torch.no_grad()(mixer.forward)
-    with torch.no_grad():
-        weight = torch.randn_like(mixer.given[0] if not isinstance(mixer, Recurrent) else mixer.x)
+    weight = torch.randn_like(mixer.given[0].detach())  # what comes out is like what goes in
     return lambda: torch.autograd.grad(mixer.forward(), mixer.given, weight)
 
 

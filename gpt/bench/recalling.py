@@ -165,7 +165,7 @@ def train(
             batch = min(high, max(low, BATCH_TOKENS // (distance + 4 * pairs)))
             loss = losses(model, make_texts(batch, distance, pairs, rng)).mean()
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = rate * min(1, (step + 1) / WARM_UP_STEPS, 2 * (1 - step / steps))

@@ -60,7 +60,7 @@ class _Reach(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def pages(self) -> int:
         return self.sinks + self.stop - self.first
 
 
@@ -176,7 +176,7 @@ def _layouts(
         reaches.append(reach)
         key: tuple[int, ...] = (chunk.start, chunk.length)
         if chunk.length == 1:
-            count = reach.count
+            count = reach.pages
             if memory.window is not None and first:  # or one page less, as the window lies
                 count = sinks + pages_for(memory.window - 1, page_size) + 1
             key = (_bucket(count),)
@@ -205,7 +205,7 @@ def _layout(
     device, members_reach = rows.device, [reaches[i] for i in members]
     first = members_reach[0]
     alike = members_reach.count(first) == len(members)
-    n_pages = max(reach.count for reach in members_reach)
+    n_pages = max(reach.pages for reach in members_reach)
     pages: list[Seq[int]] = []
     backs: list[int] = []  # of each member, the keys read up to its own end
     for i, (sinks, begin, stop) in zip(members, members_reach, strict=True):

@@ -304,5 +304,5 @@ def test_a_text_goes_past_the_context_if_every_layer_forgets(serve: Serve) -> No
 def test_a_text_ends_with_the_context_if_a_layer_remembers_everything(serve: Serve) -> None:
     served = serve(counting(8))
     assert len(ids_of(served.stub.Generate(request(b"A", max_tokens=100)))) == 8
-    with pytest.raises(RequestError, match="context holds 8; shorten it$"):
+    with pytest.raises(RequestError, match=r"context holds 8; shorten it$"):
         served.client.generate("123456789", max_tokens=2)

@@ -170,6 +170,21 @@ def test_one_token_decode_honours_the_window() -> None:
     assert (model(torch.tensor([text])) - wide(torch.tensor([text]))).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_texts_past_their_windows_decode_together(page_size: int) -> None:
+    """One group, whose members read the sinks and one or another number of pages after them."""
+    config = GPTConfig(
+        vocab_size=32, block_size=24, n_layer=2, d_model=16, init_std=0.4,
+        pattern=["window:6+sinks:3", "causal"],
+    )  # fmt: skip
+    model = build(config)
+    order = np.random.default_rng(0)
+    texts = [order.integers(0, 32, n).tolist() for n in (24, 23, 22, 21, 20, 19)]
+    ways = [[8, *[1] * (len(text) - 8)] for text in texts]
+    for text, found in zip(texts, run_cut(model, texts, ways, page_size, order), strict=True):
+        assert_close(found, model(torch.tensor([text]))[0], torch.float64)
+
+
 @pytest.mark.parametrize("length", [1, 5, BLOCK_SIZE])
 def test_cached_logits_equal_uncached_ones_at_every_step(length: int) -> None:
     """T5: prompts of 1, 5 and block_size tokens."""

@@ -14,13 +14,16 @@ test: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs proto wheel clean
+.PHONY: help demo smollm2 test lint format docs proto wheel clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed  ## train a small model, sample it, serve it and call it (ARGS="--max-steps 50" for less)
 	@$(PY) -m gpt demo $(ARGS)
+
+smollm2: $(VENV)/.installed  ## fetch a small model that chats (93 MB) and import it to models/smollm2
+	@$(PY) -m gpt.weights.smollm2 models/smollm2
 
 # Two at a time: most wait for a process of their own half of the time.
 test: $(VENV)/.installed-dev  ## run all tests (ARGS="-k name" for some)
@@ -46,7 +49,7 @@ proto: $(VENV)/.installed-dev  ## generate serve/v1 from protos/
 wheel: $(VENV)/.installed-dev  ## build dist/antiphon-*.whl
 	$(PY) -m build --wheel
 
-clean:  ## remove the environment, builds and caches; data/ and runs/ stay
+clean:  ## remove the environment, builds and caches; data/, models/ and runs/ stay
 	rm -rf $(VENV) $(VENV).bootstrap build dist site *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,8 @@ import argparse
 
 import torch
 
-from benchmarks.common import interleave, machine
+from gpt.bench.output import machine_facts, machine_line
+from gpt.bench.rounds import interleave
 from gpt.config import PRESETS, GPTConfig
 from gpt.generate import generate
 from gpt.model import GPT
@@ -55,7 +56,7 @@ def main() -> None:
     same = cached() == uncached()
     times = interleave({"cached": cached, "uncached": uncached}, args.rounds)
     made = len(cached())
-    print(machine())
+    print(machine_line(machine_facts()))
     print(
         f"{args.preset}, {model.num_params() / 1e6:.1f} M parameters, float32, "
         f"prompt {args.prompt}, {made} greedy tokens; same tokens: {same}"

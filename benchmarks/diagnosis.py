@@ -13,8 +13,9 @@ import inspect
 
 import torch
 
-from benchmarks.common import interleave, machine
 from benchmarks.train_step import make_step
+from gpt.bench.output import machine_facts, machine_line
+from gpt.bench.rounds import interleave
 from gpt.config import PRESETS, GPTConfig
 from gpt.diagnosis import gradient_norms, measure
 from gpt.model import GPT
@@ -44,7 +45,7 @@ def main() -> None:
         measure(model, lambda: model(ids[:sequences, :-1]))
 
     times = interleave({"training step": trained, "probe": probe}, args.rounds)
-    print(machine())
+    print(machine_line(machine_facts()))
     print(
         f"{args.preset}, {model.num_params() / 1e6:.2f} M parameters, context {args.block}, "
         f"batch {args.batch}, probe of {sequences}"

@@ -22,18 +22,17 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.common import machine
+from gpt.bench.output import machine_facts, machine_line
 from gpt.config import PRESETS, GPTConfig
+from gpt.data.batches import Batch, TrainBlocks
 from gpt.model import GPT
 from gpt.training import cli
-from gpt.training.blocks import Batch, TrainBlocks
 from gpt.training.module import GPTModule
 from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
 
@@ -55,15 +54,16 @@ class Bare:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            ids, targets = next(self.batches)
+            ids, targets, _ = next(self.batches)
             nats = F.cross_entropy(
                 self.model(ids).flatten(0, 1), targets.flatten(), reduction="sum"
             )
             self.optimizer.zero_grad()
             (nats / ids.numel()).backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            rate = learning_rate(self.step, self.total, self.settings)
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.step, self.total, self.settings)
+                group["lr"] = rate
             self.optimizer.step()
             self.step += 1
 
@@ -152,25 +152,15 @@ def write_text(path: Path) -> None:
 
 def run_command(folder: Path, preset: str, batch: int, interleave: Interleave, total: int) -> None:
     """`fit`, with one callback more."""
-
-    class Timed(cli.TrainCLI):
-        def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-            trainer = super().instantiate_trainer(**kwargs)
-            trainer.callbacks.insert(0, interleave)  # type: ignore[attr-defined]
-            return trainer
-
-    original, cli.TrainCLI = cli.TrainCLI, Timed  # type: ignore[misc]
-    try:
-        status = cli.main(
-            ["fit", "--name", "loop", f"--runs_dir={folder}",
-             f"--data.source={folder / 'text.txt'}", f"--data.root={folder / 'data'}",
-             "--data.tokenizer=bytes",
-             f"--data.batch_size={batch}", f"--model.preset={preset}", "--wandb=off",
-             "--trainer.accelerator=cpu", f"--trainer.max_steps={total}",
-             f"--trainer.gradient_clip_val={CLIP}", f"--trainer.val_check_interval={10**9}"]
-        )  # fmt: skip
-    finally:
-        cli.TrainCLI = original  # type: ignore[misc]
+    status = cli.main(
+        ["fit", "--name", "loop", f"--runs_dir={folder}",
+         f"--data.source={folder / 'text.txt'}", f"--data.root={folder / 'data'}",
+         "--data.tokenizer=bytes",
+         f"--data.batch_size={batch}", f"--model.preset={preset}", "--wandb=off",
+         "--trainer.accelerator=cpu", f"--trainer.max_steps={total}",
+         f"--trainer.gradient_clip_val={CLIP}", f"--trainer.val_check_interval={10**9}"],
+        callbacks=[interleave],
+    )  # fmt: skip
     assert status == 0, "fit failed"
 
 
@@ -201,7 +191,7 @@ def main() -> None:
     quarters = statistics.quantiles(over, n=4)
     bare, cost, load = map(statistics.median, (theirs, over, loading))
     same = "yes" if interleave.same else "NO"
-    print(machine())
+    print(machine_line(machine_facts()))
     print(
         f"{args.preset}, {batch} blocks of {config.block_size} tokens, {len(over)} rounds of "
         f"{args.steps} steps each; the same weights in the end: {same}"

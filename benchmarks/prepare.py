@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Timing, machine
+from gpt.bench.output import machine_facts, machine_line
+from gpt.bench.rounds import Timing
 
 POOL = 500_000
 """Words that the documents are stretches of."""
@@ -228,7 +229,7 @@ def main() -> None:
 
             tokenizer = str(Path(folder) / "tokenizer.json")
             Tokenizer.bpe(documents(5), 4096).save(tokenizer)
-        print(machine())
+        print(machine_line(machine_facts()))
         print(
             f"{size / 1e6:,.0f} MB of text in {path.stat().st_size / 1e6:,.0f} MB of {args.kind}, "
             f"{args.workers} workers"

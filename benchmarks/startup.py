@@ -14,7 +14,8 @@ import time
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.common import Timing, machine
+from gpt.bench.output import machine_facts, machine_line
+from gpt.bench.rounds import Timing
 
 
 def once(model: str) -> float:
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     once(args.model)  # fills the page cache
-    print(machine())
+    print(machine_line(machine_facts()))
     print(f"  from command to SERVING  {Timing([once(args.model) for _ in range(args.rounds)])}")
 
 

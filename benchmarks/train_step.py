@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.common import interleave, machine
+from gpt.bench.output import machine_facts, machine_line
+from gpt.bench.rounds import interleave
 from gpt.config import PRESETS, GPTConfig
 from gpt.flops import flops_per_token
 from gpt.machine import measured
@@ -59,7 +60,7 @@ def main() -> None:
     times = interleave(subjects, args.rounds)
     flops = flops_per_token(config).training
     limits = {"float32": measured(torch.float32).flops, "bf16": measured(torch.bfloat16).flops}
-    print(machine())
+    print(machine_line(machine_facts()))
     print(
         f"{args.preset}, {model.num_params() / 1e6:.2f} M parameters, context {config.block_size}, "
         f"batch {args.batch}, {flops / 1e6:.1f} MFLOP a token; matrix products: "

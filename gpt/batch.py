@@ -16,6 +16,7 @@ from gpt.errors import PromptError, UserError
 from gpt.params import MAX_SEED, SamplingParams
 from gpt.prompts import Nothing, Prompt, PromptReader
 from gpt.sequence import Sequence
+from gpt.starter import Starter
 from gpt.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Batch:
     ) -> None:
         self.tokens = 0
         self._loaded = loaded
+        self._starter = Starter(loaded.model.config, loaded.tokenizer)
         self._texts = texts
         self._reader = reader
         self._base = base
@@ -132,7 +134,7 @@ class Batch:
                 if found.error is not None:
                     raise PromptError(found.error)
                 prompt = found.prompt
-                ids = self._loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                ids = self._starter.encode(prompt)
                 self._prompt = (found, ids)
                 sequence, entry = self._start(found, ids)
             except UserError as error:
@@ -149,30 +151,24 @@ class Batch:
         return True
 
     def _start(self, prompt: Prompt, ids: list[int]) -> tuple[Sequence, Entry]:
-        """Raises PromptError."""
+        """Raises PromptError, SamplingError."""
         seed = prompt.settings.get("seed", seed_of(self._base.seed, prompt.index))
         settings = prompt.settings | {"seed": seed_of(seed, self._choice)}
         params = replace(self._base, **settings)
-        sequence = Sequence.start(
-            ids,
-            params,
-            block_size=self._loaded.model.config.block_size,
-            n_vocab=self._loaded.tokenizer.n_vocab,
-            eot=self._loaded.tokenizer.eot,
-        )
+        sequence = self._starter.start(ids, params)  # its seed sets it apart
         transcript = Transcript(prompt.prompt, params, sequence.prompt_len, self._choice)
         return sequence, Entry(prompt, transcript)
 
     def _step(self) -> None:
         for sequence, piece in self._texts.step():
             entry = self._making[sequence]
-            if piece is None:
-                entry.error = "the model's logits for this text are not finite numbers"
+            if isinstance(piece, UserError):
+                entry.error = str(piece)
             else:
                 assert entry.transcript is not None
                 entry.transcript.add(piece)
                 self.tokens += 1
-            if piece is None or piece.finish_reason is not None:
+            if isinstance(piece, UserError) or piece.finish_reason is not None:
                 entry.over = True
                 del self._making[sequence]
 

@@ -156,6 +156,6 @@ def _hidden(pattern: Pattern, first: int, size: int, time: int, keys: Tensor, n:
     """(size, n) bool, True where a query of the row may not look."""
     queries = torch.arange(first, first + size)[:, None]
     hidden = torch.ones(size, n, dtype=torch.bool)
-    hidden[:, : len(keys)] = ~pattern.allowed(queries, keys)
+    hidden[:, : len(keys)] = ~pattern.seen(queries, keys)
     hidden[time - first :] = False  # there is no such query; it must see something, or it is NaN
     return hidden

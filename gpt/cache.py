@@ -6,19 +6,24 @@ sequence holds only what it fills, and which pages it holds is a list of numbers
 
     keys[layer]   (K, n_pages * page_size, D)      slot = page * page_size + place in the page
 
+Layers that remember the same are a group with a pool of pages of its own (`gpt.cachespec`), so a
+page of a group is a page in each of its layers; which pages a layer reads is its plan's to say.
+
 Heads come first, so that the gathered keys of a batch are one contiguous (K * b, s, D) block: the
 layout in which a batched matrix product runs without another copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
-from gpt.plan import Group, LayerPlan
+from gpt.groups import Group, LayerPlan
 
 PAGE_SIZE = 16
 
@@ -34,6 +39,11 @@ class LayerCache:
     def write(self, k: Tensor, v: Tensor, plan: LayerPlan) -> None:
         """Store the new tokens' keys and values, (N, K, D) each, in the plan's slots."""
         assert plan.slots is not None, "a dense plan has no slots to write to"
+        if plan.begun is not None:
+            # The rest of a page is read, too, and hidden; but a weight of 0 times a left-over NaN
+            # would still be NaN.
+            self._paged(self.keys).index_fill_(1, plan.begun, 0)
+            self._paged(self.values).index_fill_(1, plan.begun, 0)
         self.keys.index_copy_(1, plan.slots, k.transpose(0, 1).to(self.keys.dtype))
         self.values.index_copy_(1, plan.slots, v.transpose(0, 1).to(self.values.dtype))
 
@@ -43,64 +53,64 @@ class LayerCache:
         return self._read(self.keys, group), self._read(self.values, group)
 
     def _read(self, pool: Tensor, group: Group) -> Tensor:
-        K, _, D = pool.shape
         if group.first_slot is not None:
             return pool[:, group.first_slot : group.first_slot + group.s].unsqueeze(0)
         assert group.pages is not None, "a dense plan has no pages to read"
-        paged = pool.view(K, -1, self.page_size * D)
-        gathered = paged.index_select(1, group.pages.flatten())  # (K, b * pages, page_size * D)
-        return gathered.view(K, group.b, -1, D)[:, :, : group.s].transpose(0, 1)
+        K, _, D = pool.shape
+        gathered = self._paged(pool).index_select(1, group.pages.flatten())
+        keys = gathered.view(K, group.b, -1, D)  # (K, b, pages * page_size, D)
+        return keys[:, :, group.skip : group.skip + group.s].transpose(0, 1)
+
+    def _paged(self, pool: Tensor) -> Tensor:
+        """(K, n_pages, page_size * D), a view."""
+        return pool.view(pool.shape[0], -1, self.page_size * pool.shape[2])
 
 
 class KVCache:
     """Keys and values of all layers, for as many sequences as the pages hold.
 
-    Every layer of today's patterns keeps every position, so one block table a sequence serves all
-    layers. A layer that keeps less (a window) or something else (a state) becomes a second group of
-    layers with a block table of its own: the table is the plan's, the plan picks it per group.
-
     Args:
-        n_pages: pages in all, the null page (0) included.
+        n_pages: pages of each group of layers, the null page (0) included; a number is that of
+            every group.
         page_size: tokens a page holds.
+
+    Attributes:
+        spec: what the layers keep, and in which groups.
     """
 
     def __init__(
         self,
         config: GPTConfig,
-        n_pages: int,
+        n_pages: int | Seq[int],
         page_size: int = PAGE_SIZE,
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.n_pages = n_pages
+        self.spec = CacheSpec.of(config)
         self.page_size = page_size
-        shape = (config.kv_heads, n_pages * page_size, config.head_width)
-        # Zeros, not empty: a masked weight of 0 times a left-over NaN would still be NaN.
-        self._layers = [
-            LayerCache(
-                torch.zeros(shape, dtype=dtype, device=device),
-                torch.zeros(shape, dtype=dtype, device=device),
-                page_size,
+        groups = len(self.spec.groups)
+        self.n_pages = [n_pages] * groups if isinstance(n_pages, int) else list(n_pages)
+        if len(self.n_pages) != groups:
+            raise ValueError(f"{len(self.n_pages)} pools for {groups} groups of layers")
+
+        def pool(layer: int) -> Tensor:
+            slots = self.n_pages[self.spec.group_of(layer)] * page_size
+            # Zeros, not empty: the null page is read as padding, and nobody writes to it.
+            return torch.zeros(
+                config.kv_heads, slots, config.head_width, dtype=dtype, device=device
             )
-            for _ in range(config.n_layer)
+
+        self._layers = [
+            LayerCache(pool(layer), pool(layer), page_size) for layer in range(config.n_layer)
         ]
 
     def layer(self, index: int) -> LayerCache:
         return self._layers[index]
 
-    def scrub(self, pages: list[int]) -> None:
-        """Zero pages that hold NaN or infinity, before somebody else's padding reads them."""
-        for layer in self._layers:
-            for page in pages:
-                start = page * self.page_size
-                layer.keys[:, start : start + self.page_size] = 0
-                layer.values[:, start : start + self.page_size] = 0
-
     @staticmethod
     def page_bytes(
         config: GPTConfig, page_size: int = PAGE_SIZE, dtype: torch.dtype = torch.float32
-    ) -> int:
-        """Bytes that one page takes over all layers."""
-        per_token = 2 * config.n_layer * config.kv_heads * config.head_width * dtype.itemsize
-        return per_token * page_size
+    ) -> list[int]:
+        """Bytes that one page of each group takes, over all layers of the group."""
+        return CacheSpec.of(config).page_bytes(page_size, dtype.itemsize)

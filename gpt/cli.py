@@ -90,6 +90,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "write text with a model, here in this process",
             ("sample runs/shakespeare-tiny/model --prompt 'ROMEO:'",),
         ),
+        "chat": Command(
+            "serve.chat:main",
+            "talk with a model that was trained to chat",
+            ("chat models/smollm2",),
+        ),
         "serve": Command(
             "serve.server:main",
             "answer gRPC requests with a model",
@@ -101,11 +106,28 @@ GROUPS: dict[str, dict[str, Command]] = {
             ("generate --target localhost:50051 --prompt 'ROMEO:'",),
         ),
     },
+    "Models of other programs": {
+        "import": Command(
+            "gpt.weights.command:main",
+            "make a model folder of a Hugging Face, GGUF, nanoGPT or LitGPT model",
+            ("import ~/models/SmolLM2-135M models/smollm2",),
+        ),
+        "export": Command(
+            "gpt.weights.export_command:main",
+            "write a model for transformers or llama.cpp",
+            ("export models/smollm2 smollm2-hf --format hf",),
+        ),
+    },
     "Around it": {
         "attention": Command(
             "gpt.show:main",
             "draw an attention pattern, and say what it costs",
             ("attention show window:256+sinks:4",),
+        ),
+        "bench": Command(
+            "gpt.bench.command:main",
+            "measure the attention patterns, and what models remember, on this machine",
+            ("bench attention --lengths 512,1024",),
         ),
         "completion": Command(
             "gpt.completion:main",

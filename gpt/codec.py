@@ -56,7 +56,7 @@ class Codec:
             given = len(self._ids)
         if not self._ranks or len(self._ranks) != given:
             raise TokenizerError(
-                f"{given} tokens are no usable vocabulary: there must be one at least, and each "
+                f"a vocabulary of {given} tokens is not usable: it needs one at least, and each "
                 "must be different"
             )
         self.missing = frozenset(b for b in range(256) if bytes([b]) not in self._ranks)

@@ -1,9 +1,7 @@
 """What goes on inside a model on a few tokens: entropies, logits, sizes, and what is dead.
 
-The fused kernels hand out no attention weights. `measure` therefore watches an ordinary forward
-through hooks: each `Attention` is asked for the queries and keys of the very input it was given
-(`Attention.project`), and their weights are formed under the plan's own masks, in float32 and a few
-queries at a time. Neither the model nor the random numbers of training are changed.
+`measure` watches an ordinary forward through hooks, as attention maps do (`gpt.maps`). Neither the
+model nor the random numbers of training are changed.
 """
 
 from __future__ import annotations
@@ -17,15 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from gpt.attention import Attention
+from gpt.maps import Looks, looks
 from gpt.model import GPT, Block
-from gpt.plan import Group, LayerPlan
+from gpt.plan import LayerPlan
 from gpt.positions import ScoreTerm
 
 OFFSETS = 4
 """Whether a head always looks 0, 1, 2 or 3 tokens back is told apart from other sharpness."""
-
-SCORES_AT_ONCE = 2**22
-"""Numbers of the score matrix that exist at one time: 16 MiB."""
 
 FLAT_SIDE = {"relu2": 0.0, "gelu": -3.0, "gelu-exact": -3.0}
 """Where an MLP's bend begins to pass something; below, value and slope are (nearly) 0."""
@@ -191,14 +187,9 @@ def head_statistics(
     Returns:
         (H,) each.
     """
-    H, D = q.shape[-2:]
-    K = k.shape[-2]
-    sums = _Sums(H, q.device)
-    for group in plan.groups:
-        rows = slice(None) if group.rows is None else group.rows
-        queries = q.reshape(-1, H, D)[rows].float().view(group.b, group.t, K, H // K, D)
-        keys = k.reshape(-1, K, D)[rows].float().view(group.b, group.s, K, D)
-        sums.add(queries.permute(0, 2, 3, 1, 4), keys.permute(0, 2, 1, 3), group, scale, term)
+    sums = _Sums(q.shape[-2], q.device)
+    for look in looks(q, k, plan, scale=scale, term=term):
+        sums.add(look)
     return sums.means()
 
 
@@ -212,37 +203,33 @@ class _Sums:
         self.offset_counts = torch.zeros(OFFSETS, 1, device=device)
         self.queries = torch.zeros((), device=device)
         self.sequences = 0
+        # Of the group at hand: (b, H, s) weight and (b, 1, s) queries that each key got.
+        self._per_key, self._seen = zero, zero
 
-    def add(self, q: Tensor, k: Tensor, group: Group, scale: float, term: ScoreTerm | None) -> None:
-        """q (b, K, G, t, D) against k (b, K, s, D)."""
-        b, K, G, t, _ = q.shape
-        s = k.shape[2]
-        at_once = max(1, SCORES_AT_ONCE // (b * K * G * s))
-        per_key = q.new_zeros(b, K * G, s)
-        seen = q.new_zeros(b, 1, s)
-        for first in range(0, t, at_once):
-            index = torch.arange(first, min(first + at_once, t), device=q.device)
-            sight = group.sight(index)  # (b or 1, 1, c, s)
-            few = q[:, :, :, index] * scale
-            scores = (few @ k.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)  # (b, H, c, s)
-            if term is not None:
-                scores = scores + term(few.flatten(1, 2), group.q_pos[:, index], group.k_pos)
-            self.largest = torch.maximum(
-                self.largest, scores.abs().masked_fill(~sight, 0.0).amax((0, 2, 3))
-            )
-            p = scores.masked_fill(~sight, float("-inf")).softmax(-1)
-            keys = sight.sum(-1)  # (b or 1, 1, c)
-            choice = keys > 1
-            entropy = torch.special.entr(p).sum(-1) * choice  # (b, H, c)
-            self.entropy = self.entropy + entropy.sum((0, 2))
-            self.share = self.share + (entropy / keys.clamp(min=2).log()).sum((0, 2))
-            self.queries = self.queries + choice.expand(b, 1, -1).sum()
-            per_key += p.sum(2)
-            seen += sight.sum(2)
-            self._add_offsets(p, sight & choice.unsqueeze(-1), index + (s - t))
-        often = seen * 2 >= t
-        self.fixed = self.fixed + (per_key / seen.clamp(min=1) * often).amax(-1).sum(0)
-        self.sequences += b
+    def add(self, look: Looks) -> None:
+        """Some queries of a group; those of one group come one after another."""
+        group, sight, p = look.group, look.sight, look.weights
+        b, s = group.b, group.s
+        if look.first == 0:
+            self._per_key = p.new_zeros(b, p.shape[1], s)
+            self._seen = p.new_zeros(b, 1, s)
+        self.largest = torch.maximum(
+            self.largest, look.scores.abs().masked_fill(~sight, 0.0).amax((0, 2, 3))
+        )
+        keys = sight.sum(-1)  # (b or 1, 1, c)
+        choice = keys > 1
+        entropy = torch.special.entr(p).sum(-1) * choice  # (b, H, c)
+        self.entropy = self.entropy + entropy.sum((0, 2))
+        self.share = self.share + (entropy / keys.clamp(min=2).log()).sum((0, 2))
+        self.queries = self.queries + choice.expand(b, 1, -1).sum()
+        self._per_key += p.sum(2)
+        self._seen += sight.sum(2)
+        self._add_offsets(p, sight & choice.unsqueeze(-1), look.index + (s - group.t))
+        if look.first + len(look.index) == group.t:
+            often = self._seen * 2 >= group.t
+            fixed = (self._per_key / self._seen.clamp(min=1) * often).amax(-1).sum(0)
+            self.fixed = self.fixed + fixed
+            self.sequences += b
 
     def _add_offsets(self, p: Tensor, counted: Tensor, place: Tensor) -> None:
         """Weight at each distance, of the queries whose own keys are at `place` (c,)."""

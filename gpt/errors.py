@@ -64,3 +64,7 @@ class CheckpointError(UserError):
 
 class ServerError(UserError):
     """The server cannot start or be reached (a port in use, nobody listening)."""
+
+
+class ChatTemplateError(UserError):
+    """A chat template that is missing, broken, or does not take these messages."""

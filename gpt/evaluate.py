@@ -203,16 +203,16 @@ def evaluate(
     import torch
     from tqdm import tqdm
 
+    from gpt.data.batches import EvalBlocks
     from gpt.evaluation import Evaluation, Tally
     from gpt.plan import AttentionPlan
-    from gpt.training.blocks import EvalBlocks
 
     model, eot = loaded.model, loaded.tokenizer.eot
     splits = {"all": ["train", "val"]}.get(split, [split])
     tally = Tally()
     loaders = [
         EvalBlocks(
-            getattr(prepared, name), eot=eot, block_size=model.config.block_size,
+            getattr(prepared, name), eot=loaded.tokenizer.start, block_size=model.config.block_size,
             batch_size=batch_size, stride=stride,
         )
         for name in splits
@@ -226,7 +226,7 @@ def evaluate(
     )  # fmt: skip
     with bar, torch.inference_mode():
         for loader in loaders:
-            for ids, targets in loader:
+            for ids, targets, _ in loader:
                 ids, targets = ids.to(model.device), targets.to(model.device)
                 plan = None
                 if document_borders:

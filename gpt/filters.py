@@ -1,4 +1,5 @@
-"""What changes logits before a draw: penalties, and the filters that keep some of the vocabulary.
+"""What changes logits before a draw: penalties, bias, masks, and the filters that keep some of the
+vocabulary.
 
 All of it works on (M, V) rows at once. A row that does not ask for a thing keeps its numbers, and
 what no row asks for is not computed.
@@ -7,6 +8,7 @@ what no row asks for is not computed.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -89,6 +91,72 @@ def penalise(logits: Tensor, rows: Seq[Penalised]) -> Tensor:
     largest = torch.finfo(torch.float32).max
     flat.index_copy_(0, where, torch.where(old == -torch.inf, old, new.clamp(-largest, largest)))
     return shaped
+
+
+class Masked(Protocol):
+    """What bias and masks need to know of a row; `gpt.sampling.Draw` is one."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def banned(self) -> Collection[int]: ...
+    @property
+    def bitmask(self) -> np.ndarray | None: ...
+
+
+def bias(logits: Tensor, rows: Seq[Masked]) -> Tensor:
+    """Add each row's `logit_bias`: (M, V) → (M, V). What was impossible stays so.
+
+    Returns:
+        `logits` itself if no row has one, else float32.
+    """
+    V = logits.shape[-1]
+    pairs = [
+        (row * V + token, value)
+        for row, each in enumerate(rows)
+        for token, value in each.params.logit_bias
+    ]
+    if not pairs:
+        return logits
+    where, values = (
+        torch.tensor(column, device=logits.device) for column in zip(*pairs, strict=True)
+    )
+    shaped = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    shaped.view(-1).index_add_(0, where, values.to(torch.float32))
+    return shaped
+
+
+def mask(logits: Tensor, rows: Seq[Masked]) -> Tensor:
+    """Rule out what a row may not make: what is not in `allowed_tokens`, what is `banned` at this
+    place, what its constraint does not allow.
+
+    Args:
+        logits: (M, V); unchanged.
+        rows: M of them; a bitmask is (ceil(V / 32),) int32, bit `token % 32` of word `token // 32`
+            set where the token is allowed.
+
+    Returns:
+        (M, V) with -inf there: `logits` itself if no row has a mask.
+    """
+    V, device = logits.shape[-1], logits.device
+    out = logits
+    for i, row in enumerate(rows):
+        allowed, words = row.params.allowed_tokens, row.bitmask
+        if allowed is None and words is None and not row.banned:
+            continue
+        if out is logits:
+            out = logits.clone()
+        if allowed is not None:
+            ids = torch.tensor(allowed, device=device)
+            kept = out[i, ids]
+            out[i].fill_(-torch.inf)
+            out[i, ids] = kept
+        if words is not None:
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:V].astype(bool)
+            out[i].masked_fill_(~torch.from_numpy(bits).to(device), -torch.inf)
+        if row.banned:
+            out[i, torch.tensor([*row.banned], device=device)] = -torch.inf
+    return out
 
 
 def keep(logits: Tensor, params: Seq[SamplingParams]) -> Tensor:

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from gpt.cache import PAGE_SIZE, KVCache
+from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
-from gpt.errors import CheckpointError
+from gpt.errors import CheckpointError, SamplingError, UserError
 from gpt.logprobs import logprobs
-from gpt.pages import PageAllocator, pages_for
-from gpt.params import NOT_FINITE, SCORED, Made, SamplingParams, TokenLogprob
-from gpt.patterns import parse_patterns
+from gpt.pages import CachePages, most_pages
+from gpt.params import NO_TOKEN, NOT_FINITE, SCORED, Made, SamplingParams, TokenLogprob
 from gpt.plan import AttentionPlan, Chunk
 from gpt.sampling import Draw, sample
 from gpt.sequence import Sequence
+from gpt.starter import Starter
 from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
 
@@ -54,7 +55,7 @@ def step(
 
     Args:
         cache: holds the `computed` tokens of each sequence; extended in place.
-        work: `(sequence, n)`: run the next n of its pending tokens. Its block table must already
+        work: `(sequence, n)`: run the next n of its pending tokens. Its block tables must already
             have room for them.
         n_vocab: ids from here up are padding of the embedding and never chosen.
 
@@ -74,14 +75,14 @@ def step(
         if not 1 <= n <= sequence.pending:
             raise ValueError(f"cannot run {n} of {sequence.pending} pending tokens")
         start, end = sequence.computed, sequence.computed + n
-        chunks.append(Chunk(start, n, sequence.pages))
+        chunks.append(Chunk(start, n, sequence.tables))
         ids.extend(sequence.ids[start:end])
-        if sequence.scoring:
-            # After a preemption tokens are run again that have their scores already.
-            rows = range(len(ids) - (end - max(start, len(sequence.scores))), len(ids))
+        # After a preemption tokens are run again that have their scores already.
+        rows = range(max(start, len(sequence.scores)), min(end, len(sequence.targets)))
+        if rows:
             scored.append((i, slice(len(logit_rows), len(logit_rows) + len(rows))))
-            logit_rows.extend(rows)
-        elif n == sequence.pending:
+            logit_rows.extend(len(ids) - end + row for row in rows)
+        if n == sequence.pending and not sequence.scoring:
             drawn.append(i)
             drawn_rows.append(len(logit_rows))
             logit_rows.append(len(ids) - 1)
@@ -89,33 +90,40 @@ def step(
     plan = AttentionPlan.paged(
         chunks,
         page_size=cache.page_size,
-        pattern=parse_patterns(model.config.pattern),
+        pattern=cache.spec.patterns,
         device=device,
         logit_rows=logit_rows,
     )
     logits = model(torch.tensor(ids, device=device), plan, cache)[:, :n_vocab]
     results: list[Made | None] = [None] * len(work)
     for i, rows_of in scored:
-        results[i] = _score(logits[rows_of], *work[i])
+        results[i] = _score(logits[rows_of], work[i][0])
     if drawn:
         last = logits[drawn_rows] if scored else logits
         for i, made in zip(drawn, _draw(last, [work[i][0] for i in drawn]), strict=True):
-            results[i] = made
-    for (sequence, n), result in zip(work, results, strict=True):
+            results[i] = results[i] or made
+    for i, ((sequence, n), result) in enumerate(zip(work, results, strict=True)):
         sequence.computed += n
-        if result is None or result.token == SCORED:
-            continue
-        if result.token == NOT_FINITE:
-            cache.scrub(sequence.pages)
-        else:
+        if result is None and sequence.scoring and not sequence.pending:
+            results[i] = Made(SCORED)
+        elif result is not None and result.token >= 0:
             sequence.ids.append(result.token)
+            if sequence.guide is not None:
+                sequence.guide.push(result.token)
     return results
 
 
 def _draw(logits: Tensor, sequences: list[Sequence]) -> list[Made]:
     """The next token of each sequence, from its row of (M, V) logits."""
     draws = [
-        Draw(s.params, s.choice, s.output_len, s.history if s.params.penalised else None)
+        Draw(
+            s.params,
+            s.choice,
+            s.output_len,
+            s.history if s.params.penalised else None,
+            s.banned,
+            None if s.guide is None else s.guide.bitmask(),
+        )
         for s in sequences
     ]
     made = [Made(token) for token in sample(logits, draws)]
@@ -129,16 +137,15 @@ def _draw(logits: Tensor, sequences: list[Sequence]) -> list[Made]:
     return made
 
 
-def _score(logits: Tensor, sequence: Sequence, n: int) -> Made | None:
-    """Score the last tokens of a chunk of n, as many as there are rows; what `step` returns."""
-    assert sequence.targets is not None
-    end = sequence.computed + n
-    targets = sequence.targets[end - len(logits) : end]
-    scores = logprobs(logits, targets, [sequence.params.logprobs or 0] * len(targets))
+def _score(logits: Tensor, sequence: Sequence) -> Made | None:
+    """Score the next targets, as many as there are rows. NOT_FINITE if that cannot be done."""
+    first = len(sequence.scores)
+    targets = sequence.targets[first : first + len(logits)]
+    scores = logprobs(logits, targets, [sequence.top_scores] * len(targets))
     if any(score.token == NOT_FINITE for score in scores):
         return Made(NOT_FINITE)
     sequence.scores += scores
-    return Made(SCORED) if n == sequence.pending else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -163,10 +170,6 @@ class Piece:
     top: tuple[TokenLogprob, ...] = ()
 
 
-def encode_prompt(prompt: str | Seq[int], tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-
-
 def generate(
     model: Model,
     tokenizer: Tokenizer,
@@ -181,29 +184,28 @@ def generate(
     """Continue a prompt, piece by piece.
 
     Args:
-        prompt: text, or token ids; empty starts from end-of-text.
+        prompt: text, or token ids; empty starts as a document does.
         num_samples: texts to make, side by side; each has random numbers of its own.
         dtype, device: of the KV cache; the model's own.
 
     Raises:
         PromptError: too long, or ids beyond the vocabulary.
         InexpressibleTextError: the vocabulary has no tokens for a character.
+        SamplingError: settings that do not fit the vocabulary, or a constraint that no text meets.
         CheckpointError: the model's logits are not finite.
     """
-    ids = encode_prompt(prompt, tokenizer)
+    starter = Starter(model.config, tokenizer)
+    spec = CacheSpec.of(model.config)
+    ids = starter.encode(prompt)
     for first in range(0, num_samples, MAX_BATCH):
         sequences = [
-            Sequence.start(
-                ids,
-                params,
-                block_size=model.config.block_size,
-                n_vocab=tokenizer.n_vocab,
-                eot=tokenizer.eot,
-                choice=choice,
-            )
+            starter.start(ids, params, choice)
             for choice in range(first, min(first + MAX_BATCH, num_samples))
         ]
-        n_pages = 1 + sum(pages_for(s.max_cached, PAGE_SIZE) for s in sequences)
+        n_pages = [
+            1 + sum(most_pages(m, s.max_cached, prefill_chunk, PAGE_SIZE) for s in sequences)
+            for m in spec.memories
+        ]
         texts = Texts(
             model, tokenizer, n_pages, dtype=dtype, device=device, prefill_chunk=prefill_chunk
         )
@@ -212,26 +214,46 @@ def generate(
             assert added, "the pool was made to hold every sequence whole"
         while len(texts):
             for _, piece in texts.step():
-                if piece is None:
-                    raise not_finite()
+                if isinstance(piece, UserError):
+                    raise piece
                 yield piece
 
 
-def not_finite() -> CheckpointError:
-    """What to say when the model has no opinion."""
+def fault(token: int) -> UserError:
+    """What to say when there is no token: `token` says why."""
+    if token == NO_TOKEN:
+        reason = (
+            "the model gives no chance to any of the tokens that may come next, or its vocabulary "
+            "lacks what would have to; allow other texts"
+        )
+        return SamplingError([("constraint", reason)])
     return CheckpointError(
         "the model's logits are not finite numbers: the checkpoint is damaged or its training "
         "diverged; use an earlier one"
     )
 
 
+def text_of(sequence: Sequence, tokenizer: Tokenizer, before: bytes = b"") -> TextStream:
+    """The text that the sequence's tokens will make, after `before`."""
+    params = sequence.params
+    return TextStream(
+        tokenizer,
+        params.stop,
+        ends=sequence.ends,
+        stop_tokens=params.stop_tokens,
+        min_tokens=params.min_tokens,
+        before=before,
+    )
+
+
 class Texts:
     """Texts that are made side by side; one may join whenever another is over.
 
-    A text gets the pages of its whole length when it joins, so it never has to give way.
+    Room for the most pages that a text will hold at once is set aside when it joins, so it never
+    has to give way; it takes them as it grows, and gives back those that no layer will read again.
 
     Args:
-        n_pages: size of the KV cache in pages, the null page included.
+        n_pages: pages of the KV cache for each group of layers, the null page included.
         dtype, device: of the KV cache; the model's own.
         prefill_chunk: prompt tokens in one step.
     """
@@ -240,7 +262,7 @@ class Texts:
         self,
         model: Model,
         tokenizer: Tokenizer,
-        n_pages: int,
+        n_pages: int | Seq[int],
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -248,10 +270,9 @@ class Texts:
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._allocator = PageAllocator(max(2, n_pages), PAGE_SIZE)
-        self._cache = KVCache(
-            model.config, self._allocator.n_pages, PAGE_SIZE, dtype=dtype, device=device
-        )
+        self._cache = KVCache(model.config, n_pages, PAGE_SIZE, dtype=dtype, device=device)
+        self._pages = CachePages(self._cache.spec.memories, self._cache.n_pages, PAGE_SIZE)
+        self._unclaimed = self._pages.capacity
         self._prefill_chunk = prefill_chunk
         self._live: dict[Sequence, TextStream] = {}
 
@@ -259,41 +280,54 @@ class Texts:
         """Texts that are not over."""
         return len(self._live)
 
+    @property
+    def pages_used(self) -> int:
+        """Pages that texts hold now, over all groups of layers."""
+        return self._pages.used
+
     def add(self, sequence: Sequence) -> bool:
-        """Let a new sequence join; False, and nothing done, if its pages are not free."""
-        # All at once, so that a lone sequence's pages lie side by side and are read without a copy.
-        pages = self._allocator.allocate(pages_for(sequence.max_cached, PAGE_SIZE))
-        if pages is None:
+        """Let a new sequence join; False, and nothing done, if there is no room for it."""
+        most = self._pages.most(sequence.max_cached, self._prefill_chunk)
+        if any(n > left for n, left in zip(most, self._unclaimed, strict=True)):
             return False
-        sequence.pages = pages
-        self._live[sequence] = TextStream(self._tokenizer, sequence.params.stop)
+        self._claim(most, -1)
+        self._live[sequence] = text_of(sequence, self._tokenizer)
         return True
 
-    def step(self) -> list[tuple[Sequence, Piece | None]]:
+    def step(self) -> list[tuple[Sequence, Piece | UserError]]:
         """One step over the texts: a piece for each that got a token.
 
-        None in place of a piece says that the text's logits are not finite; it is over, as is one
-        whose piece has a reason to finish.
+        An error in its place says why there is none; the text is over, as is one whose piece has a
+        reason to finish.
         """
         work = _share(list(self._live), self._prefill_chunk)
+        for sequence, n in work:
+            self._pages.release_behind(sequence)
+            grown = self._pages.grow(sequence, sequence.computed + n)
+            assert grown, "room was set aside for every text"
         results = step(self._model, self._cache, work, n_vocab=self._tokenizer.n_vocab)
-        pieces: list[tuple[Sequence, Piece | None]] = []
+        pieces: list[tuple[Sequence, Piece | UserError]] = []
         for (sequence, _), made in zip(work, results, strict=True):
             if made is None:
                 continue
-            piece = None
-            if made.token != NOT_FINITE:
-                stream = self._live[sequence]
-                text = stream.push(made.token, last=sequence.full)
-                piece = Piece(
-                    sequence.choice, made.token, text, stream.finish_reason, stream.matched_stop,
-                    made.logprob, made.top,
-                )  # fmt: skip
+            piece = fault(made.token) if made.token < 0 else self._piece(sequence, made)
             pieces.append((sequence, piece))
-            if piece is None or piece.finish_reason is not None:
+            if isinstance(piece, UserError) or piece.finish_reason is not None:
                 del self._live[sequence]
-                self._allocator.release(sequence.pages)
+                self._pages.release(sequence)
+                self._claim(self._pages.most(sequence.max_cached, self._prefill_chunk), 1)
         return pieces
+
+    def _piece(self, sequence: Sequence, made: Made) -> Piece:
+        stream = self._live[sequence]
+        text = stream.push(made.token, last=sequence.full, complete=sequence.complete)
+        return Piece(
+            sequence.choice, made.token, text, stream.finish_reason, stream.matched_stop,
+            made.logprob, made.top,
+        )  # fmt: skip
+
+    def _claim(self, pages: list[int], sign: int) -> None:
+        self._unclaimed = [a + sign * b for a, b in zip(self._unclaimed, pages, strict=True)]
 
 
 def _share(live: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

@@ -26,9 +26,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpt.blocks import BlockPlan, block_plan, sparse_plan
-from gpt.pages import NULL_PAGE, pages_for
+from gpt.blocks import block_plan, sparse_plan
+from gpt.groups import Group, LayerPlan
+from gpt.paged import Chunk, paged_plans
 from gpt.patterns import Causal, LayerPatterns, Pattern
+
+__all__ = ["AttentionPlan", "Chunk", "Group", "LayerPlan"]
 
 SPARSE_FROM = 512
 """Sequences from this length on are run by block rows if their pattern leaves out enough. Below,
@@ -38,92 +41,6 @@ one masked call of the fused kernel is as fast (measured on CPU: 12 against 15 m
 SPARSE_SHARE = 0.5
 """Largest share of the square that block rows may compute: at that they cost as much as the fused
 kernel under a mask, which computes all of it."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive tokens of one sequence that a forward runs.
-
-    Attributes:
-        start: position of the first; everything before it is in the cache already.
-        length: how many.
-        pages: the sequence's block table; covers at least `start + length` positions.
-    """
-
-    start: int
-    length: int
-    pages: Seq[int]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows that go through one kernel call: `b` sequences, `t` queries each, against `s` keys each.
-
-    Attributes:
-        q_pos, k_pos: (b or 1, t) and (b or 1, s) absolute positions of the queries and keys, for
-            terms that are added to the scores.
-        rows: (b*t,) which of the tokens (flat, if they are (B, T)), sequence by sequence; None: all
-            of them, in order.
-        causal: the keys are exactly the queries' own positions and the pattern is causal, so the
-            fused kernel may apply the triangle itself.
-        mask: (b or 1, 1, t, s) bool, True where a query may look; None: no mask is needed.
-        bias: (b or 1, H, t, s) a term of the scores that is the same in every layer, -inf where a
-            query may not look; None: there is none.
-        blocks: the pattern as block rows, where most keys are out of every query's sight; there is
-            no mask then.
-        first_key: (b, t) besides, a query may not see a key before this one: where its document
-            begins. Only with blocks; otherwise the mask holds it.
-        pages: (b, pages) block tables, padded with the null page; None: nothing is cached.
-        first_slot: when one sequence's pages lie side by side, the slot of its first token: its
-            keys are then a view of the cache, not a copy.
-    """
-
-    b: int
-    t: int
-    s: int
-    q_pos: Tensor
-    k_pos: Tensor
-    rows: Tensor | None = None
-    causal: bool = False
-    mask: Tensor | None = None
-    bias: Tensor | None = None
-    blocks: BlockPlan | None = None
-    first_key: Tensor | None = None
-    pages: Tensor | None = None
-    first_slot: int | None = None
-
-    def hide(self, term: Tensor) -> Tensor:
-        """(b or 1, H, t, s) `term`, -inf where a query may not look."""
-        return term.masked_fill(~self.sight(torch.arange(self.t, device=term.device)), -torch.inf)
-
-    def sight(self, queries: Tensor) -> Tensor:
-        """(b or 1, 1, c, s) bool, whether the group's queries at `queries` (c,) may look at each of
-        its keys; counted within the group."""
-        if self.mask is not None:
-            return self.mask[:, :, queries]
-        keys = torch.arange(self.s, device=queries.device)
-        if self.blocks is not None:
-            seen = self.blocks.pattern.allowed(queries[:, None], keys)[None]
-            if self.first_key is not None:
-                seen = seen & (keys >= self.first_key[:, queries, None])
-            return seen.unsqueeze(1)
-        # The fused kernel's triangle is the plan's word that keys are the queries' own positions.
-        seen = keys <= queries[:, None] if self.causal else (keys >= 0).expand(len(queries), -1)
-        return seen[None, None]
-
-
-@dataclass(frozen=True)
-class LayerPlan:
-    """What a layer's attention needs to know of the tokens; shared by all layers of one kind.
-
-    Attributes:
-        groups: together they cover every token once.
-        slots: (N,) where each token's key and value go in the layer's cache; None: nothing is
-            cached.
-    """
-
-    groups: tuple[Group, ...]
-    slots: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +88,7 @@ class AttentionPlan:
         for kind in self.kinds:
             groups = tuple(
                 replace(g, causal=False, blocks=block_plan(Causal(), g.t, g.q_pos.device))
-                if g.causal and g.pages is None and g.t >= shortest
+                if g.causal and kind.slots is None and g.t >= shortest
                 else g
                 for g in kind.groups
             )
@@ -247,49 +164,18 @@ class AttentionPlan:
         device: torch.device | str = "cpu",
         logit_rows: Seq[int] | None = None,
     ) -> AttentionPlan:
-        """Chunks of sequences whose earlier tokens are in the cache."""
-        distinct, layer_kinds = _kinds(pattern)
-        positions: list[int] = []
-        slots: list[int] = []
-        firsts: list[int] = []
-        for chunk in chunks:
-            end = chunk.start + chunk.length
-            if chunk.length < 1 or len(chunk.pages) < pages_for(end, page_size):
-                raise ValueError(
-                    f"a chunk of {chunk.length} tokens from {chunk.start} needs "
-                    f"{pages_for(end, page_size)} pages of {page_size}, has {len(chunk.pages)}"
-                )
-            firsts.append(len(positions))
-            positions.extend(range(chunk.start, end))
-            slots.extend(
-                chunk.pages[p // page_size] * page_size + p % page_size
-                for p in range(chunk.start, end)
-            )
-        members = _group(chunks, page_size)
-        at = torch.tensor(positions, device=device)
-        slots_of_all = torch.tensor(slots, device=device)
-        kinds = [
-            LayerPlan(
-                tuple(
-                    _paged_group(
-                        [chunks[i] for i in group],
-                        at,
-                        # One group over everything, in order, needs no gathering of rows.
-                        None if group == list(range(len(chunks))) else [firsts[i] for i in group],
-                        page_size,
-                        p,
-                        device,
-                    )
-                    for group in members
-                ),
-                slots_of_all,
-            )
-            for p in distinct
-        ]
+        """Chunks of sequences whose earlier tokens are in the cache: serving (`gpt.paged`).
+
+        Args:
+            logit_rows: of which tokens logits are wanted, counted over all chunks; None: of all.
+        """
+        if not isinstance(pattern, LayerPatterns):
+            pattern = LayerPatterns((pattern,))
+        positions, kinds = paged_plans(chunks, page_size, pattern, device)
         return cls(
-            at,
-            tuple(kinds),
-            layer_kinds,
+            positions,
+            kinds,
+            pattern.layer_kinds,
             None
             if logit_rows is None
             else torch.tensor(logit_rows, dtype=torch.int64, device=device),
@@ -321,7 +207,7 @@ def _whole(
         blocks = sparse_plan(pattern, time, index.device, SPARSE_SHARE)
         if blocks is not None:
             return (Group(batch, time, time, at, at, rows=rows, blocks=blocks),)
-    mask = pattern.allowed(index[:, None], index)[None, None]
+    mask = pattern.seen(index[:, None], index)[None, None]
     return (Group(batch, time, time, at, at, rows=rows, mask=mask),)
 
 
@@ -357,74 +243,10 @@ def _packed_group(index: Tensor, starts: Tensor, pattern: Pattern, rows: Tensor 
         if blocks is not None:
             return Group(b, time, time, places, places, rows=rows, blocks=blocks, first_key=starts)
     same = starts[:, :, None] == starts[:, None, :]
-    mask = same & pattern.allowed(places[:, :, None], places[:, None, :])
+    mask = same & pattern.seen(places[:, :, None], places[:, None, :])
     return Group(b, time, time, places, places, rows=rows, mask=mask.unsqueeze(1))
 
 
 def _rows_of(blocks: Tensor, time: int) -> Tensor:
     """(b*T,) the flat tokens of some blocks of (B, T)."""
     return (blocks[:, None] * time + torch.arange(time, device=blocks.device)).flatten()
-
-
-def _group(chunks: Seq[Chunk], page_size: int) -> list[list[int]]:
-    """Which chunks share a kernel call.
-
-    Single-token chunks go together with those whose contexts fill a like number of pages, so that
-    one long sequence does not pad thirty short ones: keys padded in vain stay below a quarter.
-    Longer chunks go together only if they have the same borders.
-    """
-    keyed: dict[tuple[int, ...], list[int]] = {}
-    for i, chunk in enumerate(chunks):
-        end = chunk.start + chunk.length
-        if chunk.length == 1:
-            key: tuple[int, ...] = (_bucket(pages_for(end, page_size)),)
-        else:
-            key = (chunk.start, chunk.length)
-        keyed.setdefault(key, []).append(i)
-    return list(keyed.values())
-
-
-def _bucket(pages: int) -> int:
-    """1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, …: four steps an octave."""
-    step = max(1, 1 << max(0, (pages - 1).bit_length() - 3))
-    return -(-pages // step) * step
-
-
-def _paged_group(
-    chunks: list[Chunk],
-    positions: Tensor,
-    firsts: list[int] | None,
-    page_size: int,
-    pattern: Pattern,
-    device: torch.device | str,
-) -> Group:
-    t = chunks[0].length
-    ends = [chunk.start + t for chunk in chunks]
-    s = max(ends)
-    n_pages = pages_for(s, page_size)
-    tables = [
-        [*chunk.pages[:n_pages], *[NULL_PAGE] * (n_pages - len(chunk.pages))] for chunk in chunks
-    ]
-    first_slot = None
-    if len(chunks) == 1 and tables[0] == list(range(tables[0][0], tables[0][0] + n_pages)):
-        first_slot = tables[0][0] * page_size
-
-    rows = None
-    if firsts is not None:
-        rows = (torch.tensor(firsts)[:, None] + torch.arange(t)).flatten().to(device)
-    q_pos = (positions if rows is None else positions[rows]).view(-1, t)  # (b, t)
-    k_pos = torch.arange(s, device=device)
-
-    fresh = isinstance(pattern, Causal) and all(chunk.start == 0 for chunk in chunks)
-    sees_all = isinstance(pattern, Causal) and t == 1 and min(ends) == s
-    mask = None
-    if not fresh and not sees_all:
-        mask = pattern.allowed(q_pos[:, None, :, None], k_pos)  # (b, 1, t, s)
-    return Group(
-        len(chunks), t, s, q_pos, k_pos[None],
-        rows=rows,
-        causal=fresh,
-        mask=mask,
-        pages=torch.tensor(tables, device=device),
-        first_slot=first_slot,
-    )  # fmt: skip

@@ -77,6 +77,10 @@ def build_parser(prog: str) -> CommandParser:
         help="text to continue; - reads it from standard input (default: start a new document)",
     )  # fmt: skip
     parser.add_argument(
+        "--special", action="store_true",
+        help="take special tokens' names in --prompt, such as <|user|>, as those tokens",
+    )  # fmt: skip
+    parser.add_argument(
         "--num-samples", type=int, default=1, metavar="N", help="texts to make (default: 1)"
     )
     parser.add_argument(
@@ -138,6 +142,8 @@ def check(parser: CommandParser, args: argparse.Namespace) -> None:
     given = [flag for flag, on in ways.items() if on]
     if len(given) > 1:
         parser.error(f"{given[0]} and {given[1]} exclude each other; leave one of them out")
+    if args.special and args.prompt is None:
+        parser.error("--special is for the text of --prompt, which is missing")
     if args.interactive and args.json:
         parser.error("--interactive prints no JSON; leave --json out")
     if args.output is None and args.overwrite:
@@ -170,11 +176,11 @@ def main(argv: list[str], prog: str = "antiphon sample") -> int:
 
         return run_file(args, params, lambda: open_model(args))
     if wants_interaction(args):
-        from gpt.interactive import Session, run
+        from gpt.interactive import Continuation
 
         # Without --seed every text gets a new one, so the one drawn here is not kept.
         loaded, dtype, device = open_model(args)
-        return run(Session(loaded, params, args.seed, args.num_samples, dtype, device))
+        return Continuation(loaded, params, args.seed, args.num_samples, dtype, device).run()
     return print_samples(args, params, read_prompt(args.prompt))
 
 
@@ -195,9 +201,9 @@ def open_model(args: argparse.Namespace) -> tuple[LoadedModel, torch.dtype, torc
 def print_samples(args: argparse.Namespace, params: Any, prompt: str) -> int:
     loaded, dtype, device = open_model(args)
 
-    from gpt.generate import encode_prompt, generate
+    from gpt.generate import generate
 
-    ids = encode_prompt(prompt, loaded.tokenizer)
+    ids = loaded.tokenizer.prompt(prompt, special=args.special)
     pieces = generate(
         loaded.model,
         loaded.tokenizer,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
+import math
 import os
 import sys
 import time
@@ -205,7 +207,7 @@ def _identity(
     args: argparse.Namespace, base: SamplingParams, loaded: LoadedModel, digest: str | None
 ) -> dict[str, Any]:
     """What the results depend on. The size of the batch and the device are only rounding."""
-    settings = asdict(base) | {"stop": list(base.stop)}
+    settings = json.loads(json.dumps(asdict(base)))  # as it will be read
     return {
         "format": "antiphon-batch/1",
         "input": digest,
@@ -245,12 +247,21 @@ def _after(done: Done, num_samples: int) -> tuple[int, int]:
     return index, choice + 1
 
 
-def _pages(loaded: LoadedModel, size: int, dtype: torch.dtype) -> int:
+def _pages(loaded: LoadedModel, size: int, dtype: torch.dtype) -> list[int]:
     """Pages for `size` full contexts, or for as many as may be held in memory, at least one."""
-    from gpt.cache import PAGE_SIZE, KVCache
-    from gpt.pages import pages_for
+    from gpt.cache import PAGE_SIZE
+    from gpt.cachespec import CacheSpec
+    from gpt.generate import PREFILL_CHUNK
 
     config = loaded.model.config
-    context = pages_for(config.block_size, PAGE_SIZE)
-    most = CACHE_BYTES // KVCache.page_bytes(config, PAGE_SIZE, dtype)
-    return 1 + max(context, min(size * context, most))
+    spec = CacheSpec.of(config)
+
+    def pools(texts: int, budget: float) -> list[int] | None:
+        return spec.pool_sizes(
+            config.block_size, page_size=PAGE_SIZE, itemsize=dtype.itemsize, texts=texts,
+            chunk=PREFILL_CHUNK, budget=budget, together=False,
+        )  # fmt: skip
+
+    found = pools(size, CACHE_BYTES) or pools(1, math.inf)
+    assert found is not None, "without a budget there is always room"
+    return found

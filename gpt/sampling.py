@@ -9,6 +9,7 @@ nothing is sorted unless a filter asks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpt.filters import keep, penalise, within_range
+from gpt.filters import bias, keep, mask, penalise, within_range
 from gpt.history import History
-from gpt.params import NOT_FINITE, SamplingParams
+from gpt.params import NO_TOKEN, NOT_FINITE, SamplingParams
 
 __all__ = ["NOT_FINITE", "Draw", "SamplingParams", "sample", "uniform"]
 
@@ -32,12 +33,16 @@ class Draw:
         choice: which of several texts for one prompt.
         index: which token of the text.
         history: the tokens that the text has had; needed if `params` has penalties.
+        banned: tokens that may not be made at this place.
+        bitmask: what a constraint allows at this place, as `gpt.filters.mask` takes it.
     """
 
     params: SamplingParams
     choice: int
     index: int
     history: History | None = None
+    banned: Collection[int] = ()
+    bitmask: np.ndarray | None = None
 
 
 def uniform(seeds: Seq[int], choices: Seq[int], indices: Seq[int]) -> np.ndarray:
@@ -64,21 +69,23 @@ def sample(logits: Tensor, draws: Seq[Draw]) -> list[int]:
         draws: one per row.
 
     Returns:
-        M token ids; NOT_FINITE where a row has no proper distribution.
+        M token ids; NOT_FINITE where a row has no proper distribution, NO_TOKEN where nothing that
+        it may make has a probability above 0.
     """
     best = logits.max(dim=-1)  # NaN counts as the maximum, so it cannot hide
     proper = best.values.isfinite()
-    shaped = penalise(logits, draws)
-    # Masks over the vocabulary belong here: before greedy looks and the temperature divides.
+    shaped = mask(bias(penalise(logits, draws), draws), draws)
     if shaped is not logits:
         best = shaped.max(dim=-1)
-    tokens = torch.where(proper, best.indices, NOT_FINITE)
+    tokens = best.indices
     rows = [i for i, draw in enumerate(draws) if not draw.params.greedy]
     if rows:
         drawn = [draws[i] for i in rows]
         where = torch.tensor(rows, device=logits.device)
-        tokens[where] = torch.where(proper[where], _draw(shaped[where], drawn), NOT_FINITE)
-    return tokens.tolist()
+        tokens[where] = _draw(shaped[where], drawn)
+    if shaped is not logits:
+        tokens = torch.where(best.values.isfinite(), tokens, NO_TOKEN)
+    return torch.where(proper, tokens, NOT_FINITE).tolist()
 
 
 def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:

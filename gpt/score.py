@@ -7,10 +7,11 @@ from collections.abc import Sequence as Seq
 import torch
 
 from gpt.cache import PAGE_SIZE, KVCache
-from gpt.generate import PREFILL_CHUNK, Model, encode_prompt, not_finite, step
-from gpt.pages import pages_for
+from gpt.cachespec import CacheSpec
+from gpt.generate import PREFILL_CHUNK, Model, fault, step
+from gpt.pages import CachePages, most_pages
 from gpt.params import NOT_FINITE, Made, SamplingParams
-from gpt.sequence import Sequence
+from gpt.starter import Starter
 from gpt.tokenizer import Tokenizer
 
 
@@ -25,7 +26,7 @@ def score(
     prefill_chunk: int = PREFILL_CHUNK,
 ) -> list[Made]:
     """The log-probability of each token of a text, given those before it; the first one follows
-    end-of-text, as at the beginning of a document.
+    what a document begins with: the tokenizer's `start`.
 
     Args:
         text: text, or token ids; at least one token, and no more than the context holds.
@@ -42,19 +43,18 @@ def score(
         SamplingError: `top` is out of range.
         CheckpointError: the model's logits are not finite.
     """
-    sequence = Sequence.score(
-        encode_prompt(text, tokenizer),
-        SamplingParams(logprobs=top, seed=0),
-        block_size=model.config.block_size,
-        n_vocab=tokenizer.n_vocab,
-        eot=tokenizer.eot,
-    )
-    n_pages = pages_for(sequence.max_cached, PAGE_SIZE)
-    cache = KVCache(model.config, 1 + n_pages, PAGE_SIZE, dtype=dtype, device=device)
-    sequence.pages = list(range(1, 1 + n_pages))
+    starter = Starter(model.config, tokenizer)
+    sequence = starter.score(text, SamplingParams(logprobs=top, seed=0))
+    memories = CacheSpec.of(model.config).memories
+    n_pages = [1 + most_pages(m, sequence.max_cached, prefill_chunk, PAGE_SIZE) for m in memories]
+    cache = KVCache(model.config, n_pages, PAGE_SIZE, dtype=dtype, device=device)
+    pages = CachePages(memories, n_pages, PAGE_SIZE)
     while sequence.pending:
-        work = [(sequence, min(sequence.pending, prefill_chunk))]
-        (made,) = step(model, cache, work, n_vocab=tokenizer.n_vocab)
+        n = min(sequence.pending, prefill_chunk)
+        pages.release_behind(sequence)
+        grown = pages.grow(sequence, sequence.computed + n)
+        assert grown, "the pools were made for it"
+        (made,) = step(model, cache, [(sequence, n)], n_vocab=tokenizer.n_vocab)
         if made is not None and made.token == NOT_FINITE:
-            raise not_finite()
+            raise fault(made.token)
     return sequence.scores

@@ -6,12 +6,17 @@ prefill chunk and a decode step differ only in how many tokens are caught up at 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from gpt.errors import PromptError
+from gpt.errors import PromptError, SamplingError
 from gpt.history import History
 from gpt.params import Made, SamplingParams
+
+if TYPE_CHECKING:
+    from gpt.constraint import Guide
 
 
 @dataclass(eq=False)
@@ -24,9 +29,16 @@ class Sequence:
         max_total: most tokens that `ids` may come to hold.
         choice: which of several texts for one prompt this is; separates their random numbers.
         computed: how many of `ids` have their keys and values in the cache.
-        pages: the block table: page `pages[i]` holds positions `i * page_size` and up.
-        targets: of a text to be scored: the token that should follow each of `ids`.
-        scores: of a text to be scored: one entry for each of `targets` that has been reached.
+        tables: a block table for each group of layers that remember the same: page `tables[g][i]`
+            holds positions `i * page_size` and up, unless it was given back (`gpt.pages`). Empty:
+            the sequence holds no pages.
+        ends: tokens that end the text.
+        guide: what a constraint allows the text, if it has one; knows each token made.
+        priority: who goes first where not all can; a scheduler reads it.
+        cached: tokens of the prompt that were found in the cache when it started.
+        scoring: the text is scored, not continued.
+        targets: what follows each of `ids`, as far as that is to be scored.
+        scores: one entry for each of `targets` that has been reached.
     """
 
     ids: list[int]
@@ -34,8 +46,13 @@ class Sequence:
     max_total: int
     choice: int = 0
     computed: int = 0
-    pages: list[int] = field(default_factory=list)
-    targets: list[int] | None = None
+    tables: list[list[int]] = field(default_factory=list)
+    ends: frozenset[int] = frozenset()
+    guide: Guide | None = None
+    priority: int = 0
+    cached: int = 0
+    scoring: bool = False
+    targets: Seq[int] = ()
     scores: list[Made] = field(default_factory=list)
     prompt_len: int = field(init=False)
 
@@ -52,24 +69,54 @@ class Sequence:
         block_size: int,
         n_vocab: int,
         eot: int | None,
+        ends: Collection[int] | None = None,
         choice: int = 0,
+        endless: bool = False,
+        guide: Guide | None = None,
     ) -> Sequence:
         """A sequence for a prompt, checked against the model.
 
-        An empty prompt starts from end-of-text, the border between documents. A prompt may fill the
-        context: the token after it can still be made, but no more.
+        An empty prompt starts from the token before a document. A prompt may fill the context: the
+        token after it can still be made, but no more.
+
+        Args:
+            eot: what comes before the first token of a document: end-of-text, or a token of its own
+                that the vocabulary has for it (`Tokenizer.start`).
+
+        Args:
+            ends: tokens that end a text; None: end-of-text.
+            guide: the beginning of a text under the constraint of `params`; a copy is taken.
+            endless: the model can go on past its context (`gpt.cachespec.CacheSpec.endless`); it
+                does where `max_tokens` says so.
 
         Raises:
             PromptError: too long, an id beyond the vocabulary, or empty and no end-of-text token.
+            SamplingError: settings that name tokens beyond the vocabulary.
         """
+        if ends is None:
+            ends = () if eot is None else (eot,)
+        if violations := params.misfits(n_vocab, ends):
+            raise SamplingError(violations)
         if not prompt:
             if eot is None:
                 raise PromptError("the prompt is empty and this model has no end-of-text token")
             prompt = [eot]
-        _check(prompt, "prompt", block_size, n_vocab)
-        room = block_size + 1 - len(prompt)
-        wanted = room if params.max_tokens is None else min(params.max_tokens, room)
-        return cls(list(prompt), params, len(prompt) + wanted, choice)
+        if endless and params.max_tokens is not None:
+            _check_ids(prompt, "prompt", n_vocab)
+            wanted = params.max_tokens
+        else:
+            _check(prompt, "prompt", block_size, n_vocab, ", or set max_tokens" if endless else "")
+            room = block_size + 1 - len(prompt)
+            wanted = room if params.max_tokens is None else min(params.max_tokens, room)
+        return cls(
+            list(prompt),
+            params,
+            len(prompt) + wanted,
+            choice,
+            ends=frozenset((*(() if params.ignore_end_of_text else ends), *params.stop_tokens)),
+            guide=None if guide is None else guide.copy(),
+            targets=() if params.prompt_logprobs is None else list(prompt[1:]),
+        )
 
     @classmethod
     def score(
@@ -83,7 +130,7 @@ class Sequence:
     ) -> Sequence:
         """A sequence that predicts each of `ids` from those before it, and makes no token.
 
-        The first is predicted from end-of-text, as at the beginning of a document. The sequence is
+        The first is predicted from `eot`, as at the beginning of a document. The sequence is
         over when nothing is pending; `scores` then has one entry for each of `ids`.
 
         Args:
@@ -99,12 +146,22 @@ class Sequence:
         _check(ids, "text to score", block_size, n_vocab)
         targets = list(ids)
         # As if one token were still to be made: every token that is run needs a place in the cache.
-        return cls([eot, *targets[:-1]], params, len(targets) + 1, targets=targets)
+        return cls([eot, *targets[:-1]], params, len(targets) + 1, scoring=True, targets=targets)
 
     @property
-    def scoring(self) -> bool:
-        """Whether this text is scored, not continued."""
-        return self.targets is not None
+    def top_scores(self) -> int:
+        """How many of the most likely tokens are wanted where it is scored."""
+        return (self.params.logprobs if self.scoring else self.params.prompt_logprobs) or 0
+
+    @property
+    def banned(self) -> Collection[int]:
+        """Tokens that may not be made now."""
+        return self.ends if self.output_len < self.params.min_tokens else ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether its constraint allows nothing more."""
+        return self.guide is not None and self.guide.complete
 
     @property
     def history(self) -> History:
@@ -132,13 +189,17 @@ class Sequence:
         return self.max_total - 1
 
 
-def _check(ids: Seq[int], what: str, block_size: int, n_vocab: int) -> None:
+def _check(ids: Seq[int], what: str, block_size: int, n_vocab: int, instead: str = "") -> None:
     """Raises PromptError if the ids do not fit into the context or the vocabulary."""
     if len(ids) > block_size:
         raise PromptError(
             f"the {what} has {len(ids)} tokens but the model's context holds {block_size}; "
-            f"shorten it by at least {len(ids) - block_size}"
+            f"shorten it by at least {len(ids) - block_size}{instead}"
         )
+    _check_ids(ids, what, n_vocab)
+
+
+def _check_ids(ids: Seq[int], what: str, n_vocab: int) -> None:
     for i, token in enumerate(ids):
         if not 0 <= token < n_vocab:
             raise PromptError(

@@ -1,17 +1,20 @@
-"""The `antiphon attention` command: look at an attention pattern, and at what it costs."""
+"""The `antiphon attention` command: look at an attention pattern, and at what it costs.
+
+What the heads of a model look at is shown by `gpt.show_maps`.
+"""
 
 from __future__ import annotations
 
-import io
-import sys
-from collections.abc import Iterable, Sequence
+import argparse
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from gpt import show_maps
 from gpt.arguments import CommandParser, examples
-from gpt.errors import ConfigError, UserError
-from gpt.files import write_atomically
+from gpt.errors import ConfigError
 from gpt.patterns import Pattern, parse_pattern, trust
 from gpt.patterns.text import FORMS
+from gpt.pictures import FUTURE, terminal_shades, write_grey
 
 CELLS = 28
 """The terminal's picture has this many cells a side, two characters each: with the facts beside
@@ -24,19 +27,22 @@ BLOCK = 64
 """Side of the blocks that are counted: what a kernel touches as a whole (`gpt.blocks.SIZE`)."""
 MAX_LENGTH = 2**20
 
-SHADES, PLAIN_SHADES = " ░▒▓█", " .:*#"
-
 Grid = list[list[float]]
 
 EXAMPLES = examples(
     "antiphon attention show window:256+sinks:4",
     "antiphon attention show dilated:8:4 --length 40",
     "antiphon attention show bigbird:192:64:2:0 --length 4096 --png bigbird.png",
+    *show_maps.EXAMPLES,
 )
 
 
 def build_parser(prog: str) -> CommandParser:
-    parser = CommandParser(prog=prog, description="Look at attention patterns.", epilog=EXAMPLES)
+    parser = CommandParser(
+        prog=prog,
+        description="Look at attention: who may look at whom, and what a model's heads look at.",
+        epilog=EXAMPLES,
+    )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser(
         "show",
@@ -52,11 +58,23 @@ def build_parser(prog: str) -> CommandParser:
         "--length", type=int, default=1024, metavar="N", help="tokens (default: %(default)s)"
     )
     show.add_argument("--png", metavar="FILE", help="write the picture into a file, too")
+    show.set_defaults(run=run)
+    show_maps.add_parser(actions)
     return parser
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "antiphon attention") -> int:
     args = build_parser(prog).parse_args(argv)
+    carry_out: Callable[[argparse.Namespace], int] = args.run
+    return carry_out(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw a pattern.
+
+    Raises:
+        ConfigError: no such pattern, or too long.
+    """
     if not 1 <= args.length <= MAX_LENGTH:
         raise ConfigError(f"--length is {args.length}, but must be in 1 to {MAX_LENGTH}")
     trust(args.pattern)  # whoever types a class's name means it
@@ -101,9 +119,7 @@ def _count(keys: range, side: int, into: list[int]) -> None:
 
 def picture(pattern: Pattern, length: int, shades: str | None = None) -> list[str]:
     """Lines of characters, the darker the more of a cell may be seen."""
-    if shades is None:
-        wide = (sys.stdout.encoding or "").lower().startswith("utf")
-        shades = SHADES if wide else PLAIN_SHADES
+    shades = terminal_shades() if shades is None else shades
     lines = []
     for row in shares(pattern, length, min(CELLS, length)):
         # The lightest shade is for cells that hold a single pair, too.
@@ -153,16 +169,8 @@ def beside(drawing: Sequence[str], text: Iterable[str]) -> list[str]:
 
 def write_png(path: Path, grid: Grid) -> None:
     """One pixel a cell: black may be seen, white may not, grey is the future."""
-    from matplotlib.image import imsave
-
-    colours = [[_grey(share) for share in row] for row in grid]
-    data = io.BytesIO()
-    imsave(data, colours, format="png", cmap="gray", vmin=0.0, vmax=1.0)
-    try:
-        write_atomically(path, data.getvalue())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    write_grey(path, [[_grey(share) for share in row] for row in grid])
 
 
 def _grey(share: float) -> float:
-    return 1.0 - share if share == share else 0.85
+    return 1.0 - share if share == share else FUTURE

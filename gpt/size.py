@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -81,3 +82,9 @@ def matrix_count(config: GPTConfig) -> int:
 def kv_bytes_per_token(config: GPTConfig, dtype: str) -> int:
     """Bytes that a token's keys and values take in the cache, over all layers."""
     return 2 * config.n_layer * config.kv_heads * config.head_width * BYTES[dtype]
+
+
+def kv_bytes(config: GPTConfig, dtype: str, length: int) -> int:
+    """Bytes that the keys and values of a text of `length` tokens take: a layer holds what it
+    remembers of it."""
+    return CacheSpec.of(config).text_bytes(length, BYTES[dtype])

@@ -54,7 +54,13 @@ MAX_PIECE = 1 << 13
 # Borders that hold in GPT-2's split and all its descendants, whatever stands around them: before a
 # blank that follows something visible, and after a word unless an apostrophe or more of it follows.
 _BORDER = regex.compile(r"(?<=\S) |(?<=\p{L})[^\p{L}\p{M}\p{N}']")
-_LAST_BORDER = regex.compile(rf"(?r){_BORDER.pattern}")
+# For patterns that let a word and what follows it be one piece: only the first of the two.
+_BLANK_BORDER = regex.compile(r"(?<=\S) ")
+_LAST_BORDERS = {
+    border: regex.compile(rf"(?r){border.pattern}") for border in (_BORDER, _BLANK_BORDER)
+}
+_WORD_ENDS = "ab.c;d-e_f/g(h)é!漢。i\u2026 j\tk\nl"
+"""Words with something else than a blank after them."""
 _LAST_UNRISING = regex.compile(r"(?r)[^\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]")
 
 # Something of every branch that a split pattern may have: a pattern must not lose any of it.
@@ -160,6 +166,9 @@ class Splitter:
                 "every match must have a character at least"
             )
         self.by_character = pattern == CHAR_PATTERN
+        starts = {match.start() for match in self._matches(_WORD_ENDS)}
+        holds = all(match.start() in starts for match in _BORDER.finditer(_WORD_ENDS))
+        self._border = _BORDER if holds else _BLANK_BORDER
 
     def pieces(self, text: str) -> Iterator[str]:
         """The pieces of `text` in order. Bytes merge within a piece only."""
@@ -212,7 +221,7 @@ class Splitter:
         """Where to cut a window of SEGMENT + 1 characters: at the last border, 1 to SEGMENT."""
         if self.by_character:
             return SEGMENT
-        if border := _LAST_BORDER.search(window):
+        if border := _LAST_BORDERS[self._border].search(window):
             return int(border.start())
         # No blank and no end of a word in all of it: numbers line by line, say. Any piece may begin
         # the next segment if what follows the window cannot change where it begins: a contraction
@@ -229,7 +238,7 @@ class Splitter:
     def _without_long_pieces(self, segment: str) -> Iterator[str]:
         blocks = range(0, len(segment) - MAX_PIECE + 1, MAX_PIECE)
         # A piece of twice the length covers a whole aligned block, and no border can be in there.
-        if self.by_character or all(_BORDER.search(segment, i, i + MAX_PIECE) for i in blocks):
+        if self.by_character or all(self._border.search(segment, i, i + MAX_PIECE) for i in blocks):
             yield segment
             return
         start = solid = 0

@@ -57,7 +57,8 @@ def to_dict(described: Described, fingerprint: str) -> dict[str, Any]:
 
 def _additions(described: Described) -> dict[str, Any]:
     """What format 3 has beyond format 2, as plain data."""
-    return {"begin": described.begin, "ends": described.ends, **asdict(described.rules)}
+    values = {"begin": described.begin, "ends": described.ends, **asdict(described.rules)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def from_dict(values: Any) -> tuple[Described, str]:
@@ -101,7 +102,7 @@ def from_dict(values: Any) -> tuple[Described, str]:
 
 def _read_additions(values: dict[str, Any]) -> tuple[str | None, tuple[str, ...], Rules]:
     begin, ends, order = (values.get(name) for name in ("begin", "ends", "order"))
-    texts = [values.get(name, "") for name in ("normalizer", "prefix")]
+    normalizer, prefix = (values.get(name, "") for name in ("normalizer", "prefix"))
     always, characters = values.get("always", []), values.get("characters", False)
     wrong = {
         "begin": not isinstance(begin, str | None),
@@ -109,13 +110,19 @@ def _read_additions(values: dict[str, Any]) -> tuple[str | None, tuple[str, ...]
         "order": order is not None and not _is_list(order, int),
         "always": not _is_list(always, str),
         "characters": not isinstance(characters, bool),
-        "normalizer or prefix": not _is_list(texts, str),
+        "normalizer or prefix": not _is_list([normalizer, prefix], str),
     }
     if any(wrong.values()):
         name = next(name for name, is_wrong in wrong.items() if is_wrong)
         raise TokenizerError(f"the tokenizer's field {name} is not what it must be")
     assert order is None or isinstance(order, list)
-    rules = Rules(None if order is None else tuple(order), characters, *texts, always=tuple(always))
+    rules = Rules(
+        order=None if order is None else tuple(order),
+        characters=characters,
+        normalizer=normalizer,
+        prefix=prefix,
+        always=tuple(always),
+    )
     return begin, tuple(ends or ()), rules
 
 

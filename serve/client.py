@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from serve.errors import RequestError, readable_errors
 from serve.results import (
+    Choice,
     Completion,
     Delta,
     Detokenization,
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     import grpc
     from typing_extensions import Unpack
 
-    from serve.wire import SamplingSettings
+    from serve.wire import RequestSettings
 
 __all__ = [
+    "Choice",
     "Client",
     "Completion",
     "CompletionStream",
@@ -66,7 +68,8 @@ class CompletionStream:
 
     Attributes:
         request_id, model, prompt_tokens, seed: known once the first delta, or the end, has come.
-        finish: how the text ended; None until then.
+        finishes: how the texts ended, by their choice.
+        prompt_scores: how likely the tokens of the prompt were, if that was asked for.
     """
 
     def __init__(self, call: Any, target: str) -> None:
@@ -76,7 +79,13 @@ class CompletionStream:
         self.model = ""
         self.prompt_tokens = 0
         self.seed = 0
-        self.finish: Finish | None = None
+        self.finishes: dict[int, Finish] = {}
+        self.prompt_scores: list[TokenScore] = []
+
+    @property
+    def finish(self) -> Finish | None:
+        """How the first text ended; None until then."""
+        return self.finishes.get(0)
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -92,10 +101,11 @@ class CompletionStream:
                     self.model = response.prompt.model
                     self.prompt_tokens = response.prompt.prompt_tokens
                     self.seed = response.prompt.seed
+                    self.prompt_scores = [wire.score_of(s) for s in response.prompt.scores]
                 elif kind == "delta":
                     return wire.delta_of(response.delta)
                 elif kind == "finish":
-                    self.finish = wire.finish_of(response.finish)
+                    self.finishes[response.finish.choice] = wire.finish_of(response.finish)
         raise StopIteration
 
     def cancel(self) -> None:
@@ -147,7 +157,7 @@ class Client:
         *,
         model: str = "",
         timeout: float | None = None,
-        **sampling: Unpack[SamplingSettings],
+        **settings: Unpack[RequestSettings],
     ) -> Completion:
         """Make a text and return it whole.
 
@@ -155,23 +165,47 @@ class Client:
             prompt: text, or token ids; empty starts from end-of-text.
             model: fail unless this is the model served.
             timeout: seconds for this request instead of the client's.
-            sampling: the fields of `gpt.params.SamplingParams`; one that is left out, or None, has
-                its default.
+            settings: the fields of `gpt.params.SamplingParams` and of `serve.wire.RequestSettings`;
+                one that is left out, or None, has its default.
         """
         from serve import wire
         from serve.v1 import generation_pb2 as pb
 
-        spec = wire.spec_message(prompt, sampling, model)
+        spec = wire.spec_message(prompt, settings, model)
         answer = self._call(self._stub.Generate, pb.GenerateRequest(spec=spec), timeout)
-        choice = answer.choices[0]
-        return Completion(
-            choice.text,
-            list(choice.token_ids),
-            wire.finish_of(choice.finish),
-            answer.prompt.request_id,
-            answer.prompt.model,
-            [wire.score_of(score) for score in choice.scores],
+        return wire.completion_of(answer)
+
+    def batch(
+        self,
+        requests: Iterable[Mapping[str, Any]],
+        *,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> Iterator[tuple[int, Completion | RequestError]]:
+        """Make the texts of many requests; each is handed out when it is done, with its index.
+
+        Args:
+            requests: for each the arguments of `generate` by name, `prompt` among them.
+            model, timeout: as in `generate`; the timeout is for all together.
+        """
+        from serve import wire
+        from serve.v1 import generation_pb2 as pb
+
+        specs = []
+        for index, settings in enumerate(requests):
+            if "prompt" not in settings:
+                raise TypeError(f"request {index} has no prompt")
+            rest: Any = {name: value for name, value in settings.items() if name != "prompt"}
+            specs.append(wire.spec_message(settings["prompt"], rest, model))
+        call = self._stub.BatchGenerate(
+            pb.BatchGenerateRequest(specs=specs), timeout=self._deadline(timeout)
         )
+        with readable_errors(self.target):
+            for response in call:
+                if response.WhichOneof("outcome") == "completion":
+                    yield response.index, wire.completion_of(response.completion)
+                else:
+                    yield response.index, wire.failure_of(response.failure)
 
     def stream(
         self,
@@ -179,13 +213,13 @@ class Client:
         *,
         model: str = "",
         timeout: float | None = None,
-        **sampling: Unpack[SamplingSettings],
+        **settings: Unpack[RequestSettings],
     ) -> CompletionStream:
         """Make a text and hand it out as it comes. The arguments are those of `generate`."""
         from serve import wire
         from serve.v1 import generation_pb2 as pb
 
-        spec = wire.spec_message(prompt, sampling, model)
+        spec = wire.spec_message(prompt, settings, model)
         call = self._stub.GenerateStream(
             pb.GenerateStreamRequest(spec=spec), timeout=self._deadline(timeout)
         )

@@ -11,33 +11,37 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 import threading
 import time
 from asyncio import AbstractEventLoop
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from gpt.cache import PAGE_SIZE, KVCache
-from gpt.generate import PREFILL_CHUNK, Model, step
-from gpt.pages import PageAllocator
-from gpt.params import NOT_FINITE, SCORED, Made
+from gpt.generate import PREFILL_CHUNK, Model, step, text_of
+from gpt.pages import CachePages
+from gpt.params import NO_TOKEN, NOT_FINITE, SCORED, Made
 from gpt.sequence import Sequence
-from gpt.stream import TextStream
+from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
+from serve.asked import Asked
 from serve.memory import size_pool
 from serve.reply import (
     EngineStoppedError,
     GenerationFailedError,
+    ImpossibleError,
     Reply,
     Scored,
     ScoreReply,
     TextReply,
 )
-from serve.results import Delta, Finish, ModelInfo, token_score
+from serve.results import Delta, Finish, ModelInfo, TokenScore, token_score
 from serve.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -57,6 +61,7 @@ class _Request:
     text: TextStream
     reply: Reply
     arrived: float
+    ends_by: float = math.inf
     started: float = 0.0
     first_token: float = 0.0
 
@@ -68,10 +73,13 @@ class _Event:
     request: _Request
     delta: Delta | None = None
     end: Finish | Scored | Exception | None = None
+    prompt_scores: list[TokenScore] = field(default_factory=list)
 
 
 def _deliver(events: list[_Event]) -> None:
     for event in events:
+        if event.prompt_scores and isinstance(event.request.reply, TextReply):
+            event.request.reply.prompt_scores = event.prompt_scores
         event.request.reply.deliver(event.delta, event.end)
 
 
@@ -83,8 +91,8 @@ class Engine:
         name: what the model is called to clients.
         max_running: most sequences in one step.
         max_waiting: how many requests may wait beyond those.
-        n_pages: size of the KV cache in pages, the null page included; None sizes it for
-            `max_running` full contexts within `kv_bytes`.
+        n_pages: size of the KV cache in pages for each group of layers, the null page included;
+            None sizes it for `max_running` full contexts within `kv_bytes`.
         kv_bytes: byte budget of the cache; None takes a share of the free memory.
         page_size: tokens a page holds.
         prefill_chunk: most prompt tokens of one sequence in one step.
@@ -106,7 +114,7 @@ class Engine:
         name: str,
         max_running: int = 32,
         max_waiting: int = 256,
-        n_pages: int | None = None,
+        n_pages: int | Seq[int] | None = None,
         kv_bytes: int | None = None,
         page_size: int = PAGE_SIZE,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -126,6 +134,7 @@ class Engine:
                 dtype=dtype,
                 device=torch.device(device),
                 max_running=max_running,
+                prefill_chunk=prefill_chunk,
                 budget=kv_bytes,
             )
             log.info("KV cache: %s", pool)
@@ -133,7 +142,7 @@ class Engine:
         self._cache = KVCache(model.config, n_pages, page_size, dtype=dtype, device=device)
         self._wake = threading.Condition()  # guards everything below
         self._scheduler = Scheduler(
-            PageAllocator(n_pages, page_size),
+            CachePages(self._cache.spec.memories, n_pages, page_size),
             max_running=max_running,
             max_waiting=max_waiting,
             prefill_chunk=prefill_chunk,
@@ -159,38 +168,59 @@ class Engine:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, sequence: Sequence) -> TextReply:
-        """Take a new sequence that is to be continued. Called in an event loop, to which the reply
-        then belongs.
+    def submit(self, asked: Asked) -> TextReply:
+        """Take texts that are to be made, all of them or none. Called in an event loop, to which
+        the reply then belongs.
 
         Raises:
             QueueFullError: as many as allowed are held already.
             PoolTooSmallError: the cache could never hold it.
             EngineStoppedError: the engine has ended.
         """
-        params = sequence.params
+        sequences = asked.sequences
+        first = sequences[0]
         reply = TextReply(
-            self._mint_id(), sequence.prompt_len, params.seed, lambda: self._cancel(sequence)
+            self._mint_id(),
+            first.prompt_len,
+            first.params.seed,
+            len(sequences),
+            lambda: self._cancel(sequences),
         )
-        self._hold(sequence, reply)
+        self._hold(sequences, reply, asked.before, asked.time_limit)
         return reply
 
     def score(self, sequence: Sequence) -> ScoreReply:
         """Take a new sequence that is to be scored. It waits, and raises, as in `submit`."""
-        reply = ScoreReply(self._mint_id(), lambda: self._cancel(sequence))
-        self._hold(sequence, reply)
+        reply = ScoreReply(self._mint_id(), lambda: self._cancel([sequence]))
+        self._hold([sequence], reply)
         return reply
 
     def _mint_id(self) -> str:
         return f"{self._id_prefix}-{next(self._ids)}"
 
-    def _hold(self, sequence: Sequence, reply: Reply) -> None:
-        text = TextStream(self.tokenizer, sequence.params.stop)
+    def _hold(
+        self,
+        sequences: list[Sequence],
+        reply: Reply,
+        before: bytes = b"",
+        time_limit: float | None = None,
+    ) -> None:
+        now = time.monotonic()
+        requests = [
+            _Request(
+                sequence,
+                text_of(sequence, self.tokenizer, before),
+                reply,
+                now,
+                math.inf if time_limit is None else now + time_limit,
+            )
+            for sequence in sequences
+        ]
         with self._wake:
             if self._stopping or self.ended.done():
                 raise EngineStoppedError("the server is shutting down")
-            self._scheduler.add(sequence)
-            self._requests[sequence] = _Request(sequence, text, reply, time.monotonic())
+            self._scheduler.add(sequences, now)
+            self._requests.update(zip(sequences, requests, strict=True))
             self._wake.notify()
 
     @property
@@ -234,7 +264,7 @@ class Engine:
 
     @property
     def pages_used(self) -> int:
-        """Pages of the cache that sequences hold now."""
+        """Pages of the cache that sequences hold now, over all groups of layers."""
         with self._wake:
             return self._scheduler.pages.used
 
@@ -244,18 +274,22 @@ class Engine:
         with self._wake:
             return self._scheduler.preemptions
 
-    def _cancel(self, sequence: Sequence) -> None:
+    def _cancel(self, sequences: list[Sequence]) -> None:
         with self._wake:
-            if sequence in self._requests:
-                self._cancelled.append(sequence)
+            held = [sequence for sequence in sequences if sequence in self._requests]
+            if held:
+                self._cancelled.extend(held)
                 self._wake.notify()
 
     # The engine's thread
 
     def _run(self) -> None:
         try:
-            while (work := self._next_work()) is not None:
-                self._emit(self._step(work))
+            while (found := self._next_work()) is not None:
+                work, overdue = found
+                self._emit(overdue)
+                if work:
+                    self._emit(self._step(work))
         except BaseException as error:
             # Not one request's fault but the engine's own; whoever watches `ended` must know.
             log.critical("the engine failed", exc_info=True)
@@ -265,24 +299,35 @@ class Engine:
             self._end(EngineStoppedError("the server shut down before the text was complete"))
             self.ended.set_result(None)
 
-    def _next_work(self) -> list[tuple[Sequence, int]] | None:
-        """Wait until there is work. None: the engine is to end."""
+    def _next_work(self) -> tuple[list[tuple[Sequence, int]], list[_Event]] | None:
+        """Wait until there is work, or a text whose time is over. None: the engine is to end."""
         with self._wake:
             while not self._stopping:
                 for sequence in self._cancelled:
                     self._forget(sequence)
                 self._cancelled.clear()
+                now = time.monotonic()
+                overdue = [
+                    self._overdue(r, now) for r in self._requests.values() if now > r.ends_by
+                ]
+                for event in overdue:
+                    self._forget(event.request.sequence)
                 work = self._scheduler.schedule()
                 if self._check_every_step or not work:
                     self._scheduler.check_integrity()
-                if work:
-                    now = time.monotonic()
+                if work or overdue:
                     for sequence, _ in work:
                         request = self._requests[sequence]
                         request.started = request.started or now
-                    return work
+                    return work, overdue
                 self._wake.wait()
             return None
+
+    def _overdue(self, request: _Request, now: float) -> _Event:
+        """The end of a text for which no more time is given."""
+        text = request.text.close(FinishReason.TIME_LIMIT)
+        delta = Delta(text, [], choice=request.sequence.choice) if text else None
+        return _Event(request, delta, self._finish(request, now))
 
     def _step(self, work: list[tuple[Sequence, int]]) -> list[_Event]:
         """Run the work and return what it made. Requests that are over hold nothing any more."""
@@ -291,8 +336,6 @@ class Engine:
         except BaseException:  # whatever it was, only these requests are touched
             log.exception("a step over %d requests failed", len(work))
             failed = GenerationFailedError("the model failed in a step that ran this request")
-            for sequence, _ in work:
-                self._cache.scrub(sequence.pages)  # what the step left there may not be numbers
             events = [_Event(self._requests[sequence], end=failed) for sequence, _ in work]
         else:
             now = time.monotonic()
@@ -306,35 +349,59 @@ class Engine:
 
     def _take(self, request: _Request, made: Made, now: float) -> _Event:
         """What a step made for a request, as its reply wants it."""
+        sequence = request.sequence
         if made.token == NOT_FINITE:
             log.error("request %s: its logits are not finite", request.reply.request_id)
             reason = "the model's logits for this request are not finite numbers"
             return _Event(request, end=GenerationFailedError(reason))
-        sequence = request.sequence
+        if made.token == NO_TOKEN:
+            constraint = sequence.params.constraint
+            name = "allowed_tokens" if constraint is None else constraint.kind
+            reason = (
+                f"after {sequence.output_len} tokens the model gives no chance to anything that "
+                "may come next, or its vocabulary lacks it; allow other texts"
+            )
+            return _Event(request, end=ImpossibleError([(f"spec.{name}", reason)]))
         request.first_token = request.first_token or now
         queued, prefill = request.started - request.arrived, request.first_token - request.started
         if made.token == SCORED:
             return _Event(request, end=Scored(sequence.scores, queued, prefill))
         try:
-            text = request.text.push(made.token, last=sequence.full)
+            text = request.text.push(made.token, last=sequence.full, complete=sequence.complete)
+            prompt = (
+                [token_score(self.tokenizer, made) for made in sequence.scores]
+                if sequence.output_len == 1
+                else []
+            )
             scores = [] if made.logprob is None else [token_score(self.tokenizer, made)]
         except BaseException:  # a panic of the tokenizer is no Exception
             log.exception("request %s: token %d has no text", request.reply.request_id, made.token)
             return _Event(request, end=GenerationFailedError(f"token {made.token} has no text"))
-        delta = Delta(text, [made.token], scores)
-        if request.text.finish_reason is None:
-            return _Event(request, delta)
-        finish = Finish(
-            reason=request.text.finish_reason.value,
-            matched_stop=request.text.matched_stop,
+        piece = b"" if made.token in sequence.ends else self.tokenizer.token_bytes(made.token)
+        delta = Delta(text, [made.token], scores, [piece], sequence.choice)
+        over = request.text.finish_reason is not None
+        return _Event(request, delta, self._finish(request, now) if over else None, prompt)
+
+    def _finish(self, request: _Request, now: float) -> Finish:
+        """How a text that is over has ended."""
+        sequence, text = request.sequence, request.text
+        assert text.finish_reason is not None
+        # A time limit can come before the first step, or before the first token.
+        started = request.started or now
+        first_token = request.first_token or now
+        return Finish(
+            reason=text.finish_reason.value,
+            matched_stop=text.matched_stop,
             prompt_tokens=sequence.prompt_len,
             completion_tokens=sequence.output_len,
             seed=sequence.params.seed,
-            queue_seconds=queued,
-            prefill_seconds=prefill,
-            decode_seconds=now - request.first_token,
+            queue_seconds=started - request.arrived,
+            prefill_seconds=first_token - started,
+            decode_seconds=now - first_token,
+            cached_tokens=sequence.cached,
+            matched_stop_token=text.matched_stop_token,
+            choice=sequence.choice,
         )
-        return _Event(request, delta, finish)
 
     def _close(self, requests: list[_Request]) -> None:
         with self._wake:

@@ -23,7 +23,8 @@ from grpc_reflection.v1alpha import reflection
 
 from gpt.errors import ServerError
 from gpt.params import SamplingParams
-from gpt.sequence import Sequence
+from gpt.starter import Starter
+from serve.asked import Asked
 from serve.health import Health
 from serve.malformed import RefuseMalformed
 from serve.reply import GenerationFailedError
@@ -120,18 +121,10 @@ async def warm_up(engine: Engine) -> None:
         ServerError: the model cannot even do that.
     """
     params = SamplingParams(max_tokens=2, temperature=0, seed=0)
-    eot = engine.tokenizer.eot
-    prompt = [eot] * min(8, engine.model.config.block_size)
+    prompt = [engine.tokenizer.start] * min(8, engine.model.config.block_size)
+    starter = Starter(engine.model.config, engine.tokenizer)
     try:
-        async for _ in engine.submit(
-            Sequence.start(
-                prompt,
-                params,
-                block_size=engine.model.config.block_size,
-                n_vocab=engine.tokenizer.n_vocab,
-                eot=eot,
-            )
-        ):
+        async for _ in engine.submit(Asked([starter.start(prompt, params)])):
             pass
     except GenerationFailedError as error:
         raise ServerError(

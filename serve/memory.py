@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from gpt.cache import KVCache
+from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
 from gpt.errors import ServerError
 from gpt.machine import GIB, free_memory
-from gpt.pages import pages_for
 
 DEFAULT_SHARE = 0.25
 """Part of the free memory that the cache may take unless a budget is given."""
@@ -18,26 +18,40 @@ DEFAULT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Pool:
-    """A sized cache.
+    """A sized cache, by groups of layers that remember the same.
 
     Attributes:
-        n_pages: pages in all, the null page included.
+        n_pages: pages of each group in all, the null page included.
         page_size: tokens a page holds.
-        page_bytes: bytes of one page over all layers.
+        page_bytes: bytes of one page of each group, over its layers.
+        groups: what each group is, in words.
         budget: the bytes it was allowed.
     """
 
-    n_pages: int
+    n_pages: list[int]
     page_size: int
-    page_bytes: int
+    page_bytes: list[int]
+    groups: list[str]
     budget: int
 
+    @property
+    def bytes(self) -> int:
+        return sum(n * each for n, each in zip(self.n_pages, self.page_bytes, strict=True))
+
     def __str__(self) -> str:
-        return (
-            f"{self.n_pages - 1} pages of {self.page_size} tokens, "
-            f"{self.n_pages * self.page_bytes / 2**20:.1f} MiB "
-            f"(budget {self.budget / 2**20:.1f} MiB)"
-        )
+        if len(self.groups) == 1:
+            takes = f"{self.n_pages[0] - 1} pages of {self.page_size} tokens, {_mib(self.bytes)}"
+            if self.groups[0]:
+                takes += f" for {self.groups[0]}"
+        else:
+            each = [
+                f"{n - 1} for {group}, {_mib(n * size)}"
+                for n, size, group in zip(self.n_pages, self.page_bytes, self.groups, strict=True)
+            ]
+            takes = (
+                f"pages of {self.page_size} tokens: {'; '.join(each)}; {_mib(self.bytes)} in all"
+            )
+        return f"{takes} (budget {_mib(self.budget)})"
 
 
 def size_pool(
@@ -47,11 +61,16 @@ def size_pool(
     dtype: torch.dtype,
     device: torch.device,
     max_running: int,
+    prefill_chunk: int,
     budget: int | None = None,
 ) -> Pool:
     """A pool for `max_running` full contexts, or for as many as the budget holds.
 
+    A group of layers that forget what is behind a window gets pages for the window alone, and for
+    the chunk that is read beside it.
+
     Args:
+        prefill_chunk: most prompt tokens of one sequence in one step.
         budget: bytes; None takes `DEFAULT_SHARE` of the free memory.
 
     Raises:
@@ -60,14 +79,34 @@ def size_pool(
     given = budget is not None
     if budget is None:
         budget = int(DEFAULT_SHARE * free_memory(device))
-    page_bytes = KVCache.page_bytes(config, page_size, dtype)
-    context = pages_for(config.block_size, page_size)
-    n_pages = min(1 + max_running * context, budget // page_bytes)
-    if n_pages < 1 + context:
+    spec = CacheSpec.of(config)
+    page_bytes = spec.page_bytes(page_size, dtype.itemsize)
+
+    def pools(texts: int, budget: float) -> list[int] | None:
+        return spec.pool_sizes(
+            config.block_size,
+            page_size=page_size,
+            itemsize=dtype.itemsize,
+            texts=texts,
+            chunk=prefill_chunk,
+            budget=budget,
+        )
+
+    n_pages = pools(max_running, budget)
+    if n_pages is None:
         allowed = "the budget given" if given else f"{DEFAULT_SHARE:.0%} of the free memory"
+        least = pools(1, math.inf)
+        assert least is not None, "without a budget there is always room"
+        needed = sum(n * each for n, each in zip(least, page_bytes, strict=True))
         raise ServerError(
             f"{allowed} is {budget / GIB:.3g} GiB, but the KV cache of one full context of "
-            f"{config.block_size} tokens takes {(1 + context) * page_bytes / GIB:.3g} GiB; "
+            f"{config.block_size} tokens takes {needed / GIB:.3g} GiB; "
             "set --kv-cache-gb to that or more"
         )
-    return Pool(n_pages, page_size, page_bytes, budget)
+    plain = len(spec.groups) == 1 and spec.memories[0].window is None
+    groups = [""] if plain else [str(group) for group in spec.groups]
+    return Pool(n_pages, page_size, page_bytes, groups, budget)
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -8,15 +8,27 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
-from gpt.errors import ServerError
+from gpt.errors import ServerError, UserError
 from gpt.params import Made
-from serve.results import Delta, Finish
+from serve.results import Delta, Finish, TokenScore
 
 R = TypeVar("R", bound="Reply")
 
 
 class GenerationFailedError(Exception):
     """The model failed on this request. Not the caller's mistake."""
+
+
+class ImpossibleError(UserError):
+    """Nothing that the request allows could come next.
+
+    Attributes:
+        violations: `(field, description)` of what it asked.
+    """
+
+    def __init__(self, violations: list[tuple[str, str]]) -> None:
+        self.violations = violations
+        super().__init__("; ".join(f"{field}: {text}" for field, text in violations))
 
 
 class EngineStoppedError(ServerError):
@@ -72,47 +84,68 @@ class Reply:
 
 
 class TextReply(Reply):
-    """An async iterator over `Delta`s that ends with one `Finish`, or raises.
+    """An async iterator over the `Delta`s of one or more texts; each ends with one `Finish`.
 
-    What the reader has not taken yet is kept as *one* delta: a slow reader gets fewer and larger
-    ones, and a request never holds more than its own text.
+    What the reader has not taken yet is kept as *one* delta a text: a slow reader gets fewer and
+    larger ones, and a request never holds more than its own texts.
+
+    Attributes:
+        prompt_scores: those of the prompt's tokens, if they were asked for, once `begun` is done.
 
     Raises (from iteration):
         GenerationFailedError: the model failed on it.
+        ImpossibleError: nothing that the request allows could come next.
         EngineStoppedError: the engine ended first.
     """
 
     def __init__(
-        self, request_id: str, prompt_tokens: int, seed: int, cancel: Callable[[], None]
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        seed: int,
+        choices: int,
+        cancel: Callable[[], None],
     ) -> None:
         super().__init__(request_id, cancel)
         self.prompt_tokens = prompt_tokens
         self.seed = seed
-        self._waiting: list[Delta] = []
-        self._over = False
+        self.prompt_scores: list[TokenScore] = []
+        self._waiting: dict[int, list[Delta]] = {}
+        self._ends: list[Finish] = []
+        self._error: Exception | None = None
+        self._left = choices
 
     def deliver(self, delta: Delta | None, end: Finish | Scored | Exception | None) -> None:
         if delta is not None:
-            self._waiting.append(delta)
-        super().deliver(delta, end)
+            self._waiting.setdefault(delta.choice, []).append(delta)
+        if isinstance(end, Finish):
+            self._ends.append(end)
+        elif isinstance(end, Exception):
+            self._error = self._error or end
+        self._arrived.set()
+
+    async def begun(self) -> None:
+        """Wait until something has come of it, or will not."""
+        while not (self._waiting or self._ends or self._error):
+            self._arrived.clear()
+            await self._arrived.wait()
 
     def __aiter__(self) -> TextReply:
         return self
 
     async def __anext__(self) -> Delta | Finish:
-        if self._over:
+        if not self._left:
             raise StopAsyncIteration
-        while not self._waiting and self._end is None:
-            self._arrived.clear()
-            await self._arrived.wait()
+        await self.begun()
         if self._waiting:
-            deltas, self._waiting = self._waiting, []
+            deltas = self._waiting.pop(next(iter(self._waiting)))
             return deltas[0] if len(deltas) == 1 else _merged(deltas)
-        self._over = True
-        assert isinstance(self._end, Finish | Exception)
-        if isinstance(self._end, Exception):
-            raise self._end
-        return self._end
+        if self._ends:
+            self._left -= 1
+            return self._ends.pop(0)
+        self._left = 0
+        assert self._error is not None
+        raise self._error
 
 
 def _merged(deltas: list[Delta]) -> Delta:
@@ -120,6 +153,8 @@ def _merged(deltas: list[Delta]) -> Delta:
         "".join(delta.text for delta in deltas),
         [token for delta in deltas for token in delta.token_ids],
         [score for delta in deltas for score in delta.scores],
+        [piece for delta in deltas for piece in delta.pieces],
+        deltas[0].choice,
     )
 
 

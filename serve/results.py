@@ -47,11 +47,15 @@ class Delta:
 
     Attributes:
         scores: one for each of `token_ids` if log-probabilities were asked for, else none.
+        pieces: the bytes of each of `token_ids`; none for one that ends the text.
+        choice: which of several texts for the prompt it belongs to.
     """
 
     text: str
     token_ids: list[int]
     scores: list[TokenScore] = field(default_factory=list)
+    pieces: list[bytes] = field(default_factory=list)
+    choice: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,16 @@ class Finish:
     """How a text ended.
 
     Attributes:
-        reason: `stop`, `end_of_text` or `length`.
+        reason: one of `gpt.stream.FinishReason`.
         matched_stop: the stop string that ended it.
         completion_tokens: tokens made, end-of-text and those of a stop string included.
         seed: makes the same text again.
         queue_seconds: from the request's arrival at the engine to its first step.
         prefill_seconds: from there to the first token.
         decode_seconds: from the first token to the last.
+        cached_tokens: those of `prompt_tokens` that were found in the cache.
+        matched_stop_token: the stop token that ended it.
+        choice: which of several texts for the prompt it is.
     """
 
     reason: str
@@ -76,24 +83,57 @@ class Finish:
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    cached_tokens: int = 0
+    matched_stop_token: int | None = None
+    choice: int = 0
 
 
 @dataclass(frozen=True)
-class Completion:
+class Choice:
     """A whole text.
 
     Attributes:
         scores: one for each of `token_ids` if log-probabilities were asked for, else none.
-        request_id: the server's id of the request; its log uses it.
-        model: name of the model that made it.
     """
 
     text: str
     token_ids: list[int]
     finish: Finish
+    scores: list[TokenScore] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came of a request: one text, or several of the same prompt.
+
+    Attributes:
+        choices: the texts.
+        request_id: the server's id of the request; its log uses it.
+        model: name of the model that made it.
+        prompt_scores: how likely each token of the prompt after the first was, if that was asked.
+        text, token_ids, finish, scores: those of the first text.
+    """
+
+    choices: list[Choice]
     request_id: str
     model: str
-    scores: list[TokenScore] = field(default_factory=list)
+    prompt_scores: list[TokenScore] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish(self) -> Finish:
+        return self.choices[0].finish
+
+    @property
+    def scores(self) -> list[TokenScore]:
+        return self.choices[0].scores
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,30 @@ wait for somebody's long prompt; then prompt chunks (Agrawal et al., "Sarathi-Se
 A prompt is always cut at multiples of `prefill_chunk`, whatever the company, as the local sampler
 cuts it: a chunk that does not fit into what is left of the budget waits for the next step.
 
-Pages are handed out step by step. When they run out, the sequence admitted last gives up all of its
-pages and goes back to the front of the queue; what it had made is kept and its keys and values are
-computed again later (recomputation, Kwon et al., arXiv 2309.06180). `running` followed by `waiting`
-is therefore always the order of arrival, and the oldest sequence can always go on: nobody starves.
+Everybody has a place in one order: that of arrival, in which a priority counts as having come so
+much earlier. Who waits rises against all who come later, so nobody starves, and as the places of
+two never change, they never take turns in pushing each other out. `running` followed by `waiting`
+is always in this order, but for one who has just come and pushes in at the next step.
+
+Pages are handed out step by step. When they run out, the last in the order gives up all of its
+pages and goes back to the queue; what it had made is kept and its keys and values are computed
+again later (recomputation, Kwon et al., arXiv 2309.06180). The first can always go on.
+
+Before each step every sequence gives back the pages that have fallen behind a group's window
+(`gpt.pages`), so layers with a window take no more pages for a long text than for a short one.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
+from collections.abc import Sequence as Seq
 
 from gpt.errors import ServerError
-from gpt.pages import PageAllocator, pages_for
+from gpt.pages import NULL_PAGE, CachePages, pages_for
 from gpt.sequence import Sequence
+
+AGEING_SECONDS = 1.0
+"""A step of priority is worth as much as having waited so long."""
 
 
 class QueueFullError(ServerError):
@@ -37,9 +48,10 @@ class Scheduler:
     The owner's loop is: `schedule`, run the work, then `finish` each sequence that is over.
 
     Args:
-        pages: the pool that block tables are filled from.
+        pages: the pools that block tables are filled from.
         max_running: most sequences in one step.
         max_waiting: how many may wait beyond those; more are refused.
+        max_waiting_tokens: most tokens that those who wait may have together; None: any number.
         prefill_chunk: most prompt tokens of one sequence in one step.
         token_budget: most tokens in one step. At least, and by default, `prefill_chunk +
             max_running`: then a whole chunk always fits beside the decodes.
@@ -47,11 +59,12 @@ class Scheduler:
 
     def __init__(
         self,
-        pages: PageAllocator,
+        pages: CachePages,
         *,
         max_running: int,
         max_waiting: int,
         prefill_chunk: int,
+        max_waiting_tokens: int | None = None,
         token_budget: int | None = None,
     ) -> None:
         least = prefill_chunk + max_running
@@ -65,44 +78,63 @@ class Scheduler:
         self.pages = pages
         self.max_running = max_running
         self.max_waiting = max_waiting
+        self.max_waiting_tokens = max_waiting_tokens
         self.prefill_chunk = prefill_chunk
         self.token_budget = least if token_budget is None else token_budget
         self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.preemptions = 0
-        self._arrivals: dict[Sequence, int] = {}
+        self._places: dict[Sequence, tuple[float, int]] = {}
         self._arrived = 0
 
     def __len__(self) -> int:
         """Sequences held, running or waiting."""
-        return len(self._arrivals)
+        return len(self._places)
 
     @property
     def capacity(self) -> int:
         """Most sequences held at once."""
         return self.max_running + self.max_waiting
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the queue.
+    def add(self, sequences: Seq[Sequence], now: float = 0.0) -> None:
+        """Put new sequences into the queue, all of them or none.
+
+        Args:
+            now: seconds, by any clock that goes forward.
 
         Raises:
-            PoolTooSmallError: it could never be computed.
+            PoolTooSmallError: one could never be computed.
             QueueFullError: come again later.
         """
-        need = pages_for(sequence.max_cached, self.pages.page_size)
-        if need > self.pages.capacity:
-            raise PoolTooSmallError(
-                f"this request may take {sequence.max_cached} tokens of cache, but the server's "
-                f"holds {self.pages.capacity * self.pages.page_size}; ask for fewer tokens"
-            )
-        if len(self) >= self.capacity:
+        for sequence in sequences:
+            self._check_size(sequence)
+        if len(self) + len(sequences) > self.capacity:
+            asked = f", and this one asks for {len(sequences)} texts" if len(sequences) > 1 else ""
             raise QueueFullError(
                 f"{len(self)} requests are running or waiting and the server holds at most "
-                f"{self.capacity}; try again later"
+                f"{self.capacity}{asked}; try again later"
             )
-        self._arrivals[sequence] = self._arrived
-        self._arrived += 1
-        self.waiting.append(sequence)
+        if self.max_waiting_tokens is not None and self.waiting:
+            tokens = sum(len(sequence.ids) for sequence in (*self.waiting, *sequences))
+            if tokens > self.max_waiting_tokens:
+                raise QueueFullError(
+                    f"with this one {tokens} tokens would wait, and the server lets "
+                    f"{self.max_waiting_tokens} wait at most; try again later"
+                )
+        for sequence in sequences:
+            self._places[sequence] = (now - sequence.priority * AGEING_SECONDS, self._arrived)
+            self._arrived += 1
+            bisect.insort(self.waiting, sequence, key=self._places.__getitem__)
+
+    def _check_size(self, sequence: Sequence) -> None:
+        most = self.pages.most(sequence.max_cached, self.prefill_chunk)
+        for need, capacity in zip(most, self.pages.capacity, strict=True):
+            if need > capacity:
+                size = self.pages.page_size
+                raise PoolTooSmallError(
+                    f"this request may take {min(sequence.max_cached, need * size)} tokens of "
+                    f"cache, but the server's holds {capacity * size}; ask for fewer tokens"
+                )
 
     def finish(self, sequence: Sequence) -> bool:
         """Forget a sequence, running or waiting, and free its pages. Not while it is in a step.
@@ -110,20 +142,23 @@ class Scheduler:
         Returns:
             Whether it was held; a second call does nothing.
         """
-        if self._arrivals.pop(sequence, None) is None:
+        if self._places.pop(sequence, None) is None:
             return False
         if sequence in self.running:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self._release(sequence)
+        self.pages.release(sequence)
         return True
 
     def schedule(self) -> list[tuple[Sequence, int]]:
-        """The next step's work: `(sequence, tokens to run)`, its pages already in its block table.
+        """The next step's work: `(sequence, tokens to run)`, its pages already in its block tables.
 
         Empty only if no sequence is held.
         """
+        for sequence in self.running:
+            self.pages.release_behind(sequence)
+        self._make_way()
         work: dict[Sequence, int] = {}
         # Granting may preempt from the end of `running`: both loops then simply end earlier.
         for sequence in self.running:
@@ -140,21 +175,25 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages, tables and queues fit together."""
         held = [*self.running, *self.waiting]
-        order = [self._arrivals.get(sequence, -1) for sequence in held]
-        if len(held) != len(self._arrivals) or -1 in order or order != sorted(set(order)):
-            raise AssertionError("running and waiting are not the sequences held, in their order")
+        if len(held) != len(self._places) or set(held) != set(self._places):
+            raise AssertionError("running and waiting are not the sequences held")
+        for queue in (self.running, self.waiting):
+            places = [self._places[sequence] for sequence in queue]
+            if places != sorted(places):
+                raise AssertionError("running or waiting are not in their order")
         if len(self.running) > self.max_running:
             raise AssertionError(f"{len(self.running)} running, {self.max_running} allowed")
         for sequence in self.waiting:
-            if sequence.pages or sequence.computed:
+            if sequence.tables or sequence.computed:
                 raise AssertionError("a waiting sequence holds pages or counts computed tokens")
         for sequence in self.running:
-            held_pages = len(sequence.pages)
-            least = pages_for(sequence.computed, self.pages.page_size)
-            most = pages_for(sequence.max_cached, self.pages.page_size)
-            if not least <= held_pages <= most:
-                raise AssertionError(f"{held_pages} pages held, not {least} to {most}")
-        self.pages.check_integrity([sequence.pages for sequence in held])
+            longest = pages_for(sequence.max_cached, self.pages.page_size)
+            most = self.pages.most(sequence.max_cached, self.prefill_chunk)
+            for table, bound in zip(sequence.tables, most, strict=False):
+                kept = len(table) - table.count(NULL_PAGE)
+                if len(table) > longest or kept > bound:
+                    raise AssertionError(f"{kept} pages held, {bound} allowed")
+        self.pages.check_integrity(held)
 
     def _next_chunk(self, sequence: Sequence) -> int:
         """Tokens up to the next multiple of the chunk size, or all that are pending."""
@@ -167,33 +206,50 @@ class Scheduler:
         One is admitted only if the pages that its tokens fill now are free and not already needed
         by the prompts being read: else it would be preempted, or preempt, before its first token.
         """
-        size = self.pages.page_size
+        free = self._unclaimed()
+        while self.waiting and len(self.running) < self.max_running:
+            left = self._claim(free, self.waiting[0])
+            if min(left) < 0 and self.running:
+                break
+            free = left
+            bisect.insort(self.running, self.waiting.pop(0), key=self._places.__getitem__)
+
+    def _make_way(self) -> None:
+        """Stop those who run, last in the order first, for one who waits and is before them."""
+        while self.waiting and self.running:
+            first, last = self.waiting[0], self.running[-1]
+            if self._places[first] > self._places[last]:
+                return
+            room = min(self._claim(self._unclaimed(), first)) >= 0
+            if room and len(self.running) < self.max_running:
+                return
+            self._preempt({})
+
+    def _unclaimed(self) -> list[int]:
+        """Pages of each group that are free and not needed by the prompts being read."""
         free = self.pages.free
         for sequence in self.running:
-            free -= max(0, pages_for(len(sequence.ids), size) - len(sequence.pages))
-        while self.waiting and len(self.running) < self.max_running:
-            need = pages_for(len(self.waiting[0].ids), size)
-            if need > free and self.running:
-                break
-            free -= need
-            self.running.append(self.waiting.popleft())
+            free = self._claim(free, sequence)
+        return free
+
+    def _claim(self, free: list[int], sequence: Sequence) -> list[int]:
+        need = self.pages.lacking(sequence, len(sequence.ids), self.prefill_chunk)
+        return [left - n for left, n in zip(free, need, strict=True)]
+
+    def _preempt(self, work: dict[Sequence, int]) -> Sequence:
+        """Take the last of those who run out of the step, and its pages from it."""
+        victim = self.running.pop()
+        work.pop(victim, None)
+        self.pages.release(victim)
+        victim.computed = 0
+        bisect.insort(self.waiting, victim, key=self._places.__getitem__)
+        self.preemptions += 1
+        return victim
 
     def _grant(self, sequence: Sequence, n: int, work: dict[Sequence, int]) -> bool:
         """Put the sequence into the step, with pages; False if it had to be preempted itself."""
-        need = pages_for(sequence.computed + n, self.pages.page_size) - len(sequence.pages)
-        while (pages := self.pages.allocate(max(0, need))) is None:
-            victim = self.running.pop()
-            work.pop(victim, None)
-            self._release(victim)
-            victim.computed = 0
-            self.waiting.appendleft(victim)
-            self.preemptions += 1
-            if victim is sequence:
+        while not self.pages.grow(sequence, sequence.computed + n):
+            if self._preempt(work) is sequence:
                 return False
-        sequence.pages.extend(pages)
         work[sequence] = n
         return True
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pages.release(sequence.pages)
-        sequence.pages = []

@@ -7,18 +7,24 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from gpt.sequence import Sequence
+from gpt.errors import UserError
 from serve.lane import Lane, LaneFullError
-from serve.reply import EngineStoppedError, GenerationFailedError, Scored, TextReply
+from serve.reply import (
+    EngineStoppedError,
+    GenerationFailedError,
+    ImpossibleError,
+    Scored,
+    TextReply,
+)
 from serve.requests import InvalidRequestError, SequenceReader
 from serve.results import Delta, token_score
 from serve.scheduler import PoolTooSmallError, QueueFullError
-from serve.status import abort, bad_request, retry_after
+from serve.status import abort, bad_request, one_line, retry_after
 from serve.tokens import TokenReader
 from serve.v1 import generation_pb2 as pb
 from serve.v1 import generation_pb2_grpc as pb_grpc
@@ -29,10 +35,18 @@ if TYPE_CHECKING:  # not at run time: the port is bound before torch, which take
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 NAME = "serve.v1.GenerationService"
 
 RETRY_SECONDS = 1.0
 """When a refused client should come again: about what a short request takes."""
+
+MAX_BATCH = 1024
+"""Requests in one BatchGenerate."""
+
+BATCH_WAIT_SECONDS = 0.05
+"""How long a request of a batch waits before it tries again for a place in a full queue."""
 
 MAX_TOKENIZING = 16
 """Tokenize and Detokenize held at once; each may take a second and 20 MB."""
@@ -45,6 +59,13 @@ class _Served:
     engine: Engine
     sequences: SequenceReader
     tokens: TokenReader
+
+
+class UnknownModelError(UserError):
+    """The request is for a model that is not served here."""
+
+    def __init__(self, served: str, asked: str) -> None:
+        super().__init__(f"{served!r} is served here, not {asked[:100]!r}")
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc]
@@ -83,17 +104,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> pb.GenerateResponse:
         async with self._generation(request, context) as (prompt, reply):
-            choice = pb.Choice()
-            text = []
-            async for event in reply:
-                if isinstance(event, Delta):
-                    text.append(event.text)
-                    choice.token_ids.extend(event.token_ids)
-                    choice.scores.extend(map(score_message, event.scores))
-                else:
-                    choice.finish.CopyFrom(finish_message(event))
-            choice.text = "".join(text)
-            return pb.GenerateResponse(prompt=prompt, choices=[choice])
+            return await _whole(prompt, reply)
 
     async def GenerateStream(  # noqa: N802 - the contract's name
         self, request: pb.GenerateStreamRequest, context: grpc.aio.ServicerContext
@@ -106,6 +117,53 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                     await context.write(pb.GenerateStreamResponse(delta=delta))
                 else:
                     await context.write(pb.GenerateStreamResponse(finish=finish_message(event)))
+
+    async def BatchGenerate(  # noqa: N802 - the contract's name
+        self, request: pb.BatchGenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        count = len(request.specs)
+        if not 1 <= count <= MAX_BATCH:
+            text = f"{count} requests given, 1 to {MAX_BATCH} allowed"
+            details = bad_request([("specs", text)])
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, text, details)
+        async with self._answering("", context) as served:
+            turns = asyncio.Semaphore(max(1, served.engine.capacity // 2))
+            writing = asyncio.Lock()
+
+            async def one(index: int) -> None:
+                async with turns:
+                    response = await self._outcome(served, request.specs[index])
+                response.index = index
+                async with writing:
+                    await context.write(response)
+
+            tasks = [asyncio.ensure_future(one(index)) for index in range(count)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:  # the client left, or a write failed: nobody waits for the others
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _outcome(self, served: _Served, spec: pb.GenerationSpec) -> pb.BatchGenerateResponse:
+        """One request of several: its texts, or why there are none."""
+        while True:
+            try:
+                if spec.model not in ("", served.engine.name):
+                    raise UnknownModelError(served.engine.name, spec.model)
+                async with self._texts(served, spec) as (prompt, reply):
+                    whole = await _whole(prompt, reply)
+                return pb.BatchGenerateResponse(completion=whole)
+            except (QueueFullError, LaneFullError):
+                await asyncio.sleep(BATCH_WAIT_SECONDS)
+            except Exception as error:
+                refusal = _refusal(error, too_large="spec.max_tokens")
+                if refusal is None:
+                    raise
+                failure = pb.Failure(code=refusal.code.value[0], message=one_line(refusal.message))
+                for field, text in refusal.violations:
+                    failure.violations.add(field=field, description=one_line(text))
+                return pb.BatchGenerateResponse(failure=failure)
 
     async def Score(  # noqa: N802 - the contract's name
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext
@@ -152,16 +210,28 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
     ) -> AsyncIterator[tuple[pb.PromptInfo, TextReply]]:
         """One text from its request to its end. However it ends, nothing of it is left behind."""
         spec = request.spec
-        async with self._answering(spec.model, context, too_large="spec.max_tokens") as served:
-            sequence = await self._read(served.engine, served.sequences.to_generate, spec)
-            with served.engine.submit(sequence) as reply:
-                prompt = pb.PromptInfo(
-                    request_id=reply.request_id,
-                    model=served.engine.name,
-                    prompt_tokens=reply.prompt_tokens,
-                    seed=reply.seed,
-                )
-                yield prompt, reply
+        async with (
+            self._answering(spec.model, context, too_large="spec.max_tokens") as served,
+            self._texts(served, spec) as texts,
+        ):
+            yield texts
+
+    @contextlib.asynccontextmanager
+    async def _texts(
+        self, served: _Served, spec: pb.GenerationSpec
+    ) -> AsyncIterator[tuple[pb.PromptInfo, TextReply]]:
+        asked = await self._read(served.engine, served.sequences.to_generate, spec)
+        with served.engine.submit(asked) as reply:
+            prompt = pb.PromptInfo(
+                request_id=reply.request_id,
+                model=served.engine.name,
+                prompt_tokens=reply.prompt_tokens,
+                seed=reply.seed,
+            )
+            if spec.HasField("prompt_logprobs"):
+                await reply.begun()
+                prompt.scores.extend(map(score_message, reply.prompt_scores))
+            yield prompt, reply
 
     @contextlib.asynccontextmanager
     async def _answering(
@@ -177,38 +247,28 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
         if served is None:
             details = retry_after(RETRY_SECONDS)
             await abort(context, grpc.StatusCode.UNAVAILABLE, self._closed_because, details)
-        if model not in ("", served.engine.name):
-            message = f"{served.engine.name!r} is served here, not {model[:100]!r}"
-            await abort(context, grpc.StatusCode.NOT_FOUND, message)
         self._active += 1
         self._idle.clear()
         try:
+            if model not in ("", served.engine.name):
+                raise UnknownModelError(served.engine.name, model)
             yield served
-        except InvalidRequestError as error:
-            details = bad_request(error.violations)
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error), details)
-        except PoolTooSmallError as error:
-            details = bad_request([(too_large, str(error))])
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error), details)
-        except (QueueFullError, LaneFullError) as error:
-            details = retry_after(RETRY_SECONDS)
-            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), details)
-        except EngineStoppedError as error:
-            details = retry_after(RETRY_SECONDS)
-            await abort(context, grpc.StatusCode.UNAVAILABLE, str(error), details)
-        except GenerationFailedError as error:
-            await abort(context, grpc.StatusCode.INTERNAL, str(error))
         except grpc.aio.InternalError:
             # A write to a client that went away in that very moment. gRPC would log a traceback.
             log.debug("a client left in mid-write", exc_info=True)
+        except Exception as error:
+            refusal = _refusal(error, too_large=too_large)
+            if refusal is None:
+                raise
+            details = [bad_request(refusal.violations)] if refusal.violations else []
+            details += [retry_after(RETRY_SECONDS)] if refusal.retry else []
+            await abort(context, refusal.code, refusal.message, *details)
         finally:
             self._active -= 1
             if not self._active:
                 self._idle.set()
 
-    async def _read(
-        self, engine: Engine, read: Callable[[Any], Sequence], request: Any
-    ) -> Sequence:
+    async def _read(self, engine: Engine, read: Callable[[Any], T], request: Any) -> T:
         """Check and tokenize, off the event loop. Requests in here count against the queue's limit:
         else a flood of prompts would pile up in front of it."""
         if self._reading.held + engine.held >= engine.capacity:
@@ -216,6 +276,55 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                 f"the server holds {engine.capacity} requests, as many as it may; try again later"
             )
         return await self._reading.run(read, request)
+
+
+async def _whole(prompt: pb.PromptInfo, reply: TextReply) -> pb.GenerateResponse:
+    """Read the texts to their ends."""
+    texts: dict[int, list[str]] = {}
+    choices: dict[int, pb.Choice] = {}
+    async for event in reply:
+        choice = choices.setdefault(event.choice, pb.Choice())
+        if isinstance(event, Delta):
+            texts.setdefault(event.choice, []).append(event.text)
+            choice.token_ids.extend(event.token_ids)
+            choice.scores.extend(map(score_message, event.scores))
+        else:
+            choice.finish.CopyFrom(finish_message(event))
+    for index, choice in choices.items():
+        choice.text = "".join(texts.get(index, []))
+    return pb.GenerateResponse(prompt=prompt, choices=[choices[index] for index in sorted(choices)])
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """What a client is told of an error."""
+
+    code: grpc.StatusCode
+    message: str
+    violations: list[tuple[str, str]] = field(default_factory=list)
+    retry: bool = False
+
+
+def _refusal(error: Exception, *, too_large: str) -> _Refusal | None:
+    """None: it is no request's fault, and none that is known.
+
+    Args:
+        too_large: the field to name if the request does not fit into the cache.
+    """
+    text, code = str(error), grpc.StatusCode
+    if isinstance(error, InvalidRequestError | ImpossibleError):
+        return _Refusal(code.INVALID_ARGUMENT, text, error.violations)
+    if isinstance(error, PoolTooSmallError):
+        return _Refusal(code.INVALID_ARGUMENT, text, [(too_large, text)])
+    if isinstance(error, UnknownModelError):
+        return _Refusal(code.NOT_FOUND, text)
+    if isinstance(error, QueueFullError | LaneFullError):
+        return _Refusal(code.RESOURCE_EXHAUSTED, text, retry=True)
+    if isinstance(error, EngineStoppedError):
+        return _Refusal(code.UNAVAILABLE, text, retry=True)
+    if isinstance(error, GenerationFailedError):
+        return _Refusal(code.INTERNAL, text)
+    return None
 
 
 def scores_message(engine: Engine, scored: Scored) -> pb.ScoreResponse:

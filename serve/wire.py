@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
-from gpt.params import SamplingParams
+from google.rpc import code_pb2
+
+from gpt.params import ConstraintKind, SamplingParams
 from serve.errors import RequestError
-from serve.results import Delta, Finish, ModelInfo, TokenScore
+from serve.results import Choice, Completion, Delta, Finish, ModelInfo, TokenScore
 from serve.v1 import generation_pb2 as pb
 
 
@@ -33,10 +35,32 @@ class SamplingSettings(TypedDict, total=False):
     frequency_penalty: float | None
     presence_penalty: float | None
     logprobs: int | None
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    allowed_tokens: Sequence[int] | None
+    min_tokens: int | None
+    stop_tokens: Sequence[int]
+    ignore_end_of_text: bool
+    prompt_logprobs: int | None
+    json_schema: str | None
+    regex: str | None
+    grammar: str | None
+
+
+class RequestSettings(SamplingSettings, total=False):
+    """What more can be asked of a server: how many texts, whether they begin with the prompt, who
+    goes first, and for how long."""
+
+    n: int | None
+    echo: bool
+    priority: int | None
+    time_limit_seconds: float | None
 
 
 SETTINGS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 """Each is a field of the same name in GenerationSpec."""
+
+REQUEST_SETTINGS = ("n", "echo", "priority", "time_limit_seconds")
+"""And so are these."""
 
 
 def settings_of_params(params: SamplingParams) -> SamplingSettings:
@@ -45,7 +69,7 @@ def settings_of_params(params: SamplingParams) -> SamplingSettings:
 
 
 def spec_message(
-    prompt: str | Iterable[int], settings: SamplingSettings, model: str
+    prompt: str | Iterable[int], settings: RequestSettings, model: str
 ) -> pb.GenerationSpec:
     """Raises RequestError for what the wire cannot even carry (a negative count, half a character);
     what it can is for the server to judge.
@@ -53,8 +77,16 @@ def spec_message(
     Raises:
         TypeError: there is no such setting.
     """
-    if unknown := set(settings) - set(SETTINGS):
+    if unknown := set(settings) - {*SETTINGS, *REQUEST_SETTINGS}:
         raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
+    given = [name for name in get_args(ConstraintKind) if settings.get(name) is not None]
+    if len(given) > 1:  # the message would keep the last without a word
+        text = f"given beside {given[0]}; a text has one constraint"
+        raise RequestError(
+            f"spec.{given[1]}: {text}",
+            code="INVALID_ARGUMENT",
+            violations=[(f"spec.{given[1]}", text)],
+        )
     spec = pb.GenerationSpec()
     fill(spec, {**settings, "model": model}, content=prompt, path="spec.")
     return spec
@@ -65,10 +97,17 @@ def settings_of(spec: pb.GenerationSpec) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for name in SETTINGS:
         value = getattr(spec, name)
-        if spec.DESCRIPTOR.fields_by_name[name].is_repeated:
+        field = spec.DESCRIPTOR.fields_by_name[name]
+        if name == "logit_bias":
+            if value:
+                given[name] = tuple(sorted(value.items()))
+        elif name == "allowed_tokens":
+            if spec.HasField(name):
+                given[name] = tuple(value.ids)
+        elif field.is_repeated:
             if value:
                 given[name] = tuple(value)
-        elif spec.HasField(name):
+        elif value if not field.has_presence else spec.HasField(name):
             given[name] = value
     return given
 
@@ -98,9 +137,11 @@ def fill(
         if value is None:
             continue
         try:
-            if name == "token_ids":
-                message.token_ids.SetInParent()  # empty is something else than none
-                message.token_ids.ids.extend(_numbers(value))
+            if name in ("token_ids", "allowed_tokens"):
+                getattr(message, name).SetInParent()  # empty is something else than none
+                getattr(message, name).ids.extend(_numbers(value))
+            elif name == "logit_bias":
+                message.logit_bias.update(dict(value))
             elif message.DESCRIPTOR.fields_by_name[name].is_repeated:
                 getattr(message, name).extend(_numbers(value) if name == "ids" else value)
             else:
@@ -135,12 +176,22 @@ def score_of(message: pb.TokenScore) -> TokenScore:
 
 def delta_message(delta: Delta) -> pb.Delta:
     return pb.Delta(
-        text=delta.text, token_ids=delta.token_ids, scores=map(score_message, delta.scores)
+        text=delta.text,
+        token_ids=delta.token_ids,
+        scores=map(score_message, delta.scores),
+        token_bytes=delta.pieces,
+        choice=delta.choice,
     )
 
 
 def delta_of(message: pb.Delta) -> Delta:
-    return Delta(message.text, list(message.token_ids), [score_of(s) for s in message.scores])
+    return Delta(
+        message.text,
+        list(message.token_ids),
+        [score_of(score) for score in message.scores],
+        list(message.token_bytes),
+        message.choice,
+    )
 
 
 def finish_message(finish: Finish) -> pb.Finish:
@@ -148,7 +199,9 @@ def finish_message(finish: Finish) -> pb.Finish:
         reason=f"FINISH_REASON_{finish.reason.upper()}",
         matched_stop=finish.matched_stop,
         usage=pb.Usage(
-            prompt_tokens=finish.prompt_tokens, completion_tokens=finish.completion_tokens
+            prompt_tokens=finish.prompt_tokens,
+            completion_tokens=finish.completion_tokens,
+            cached_tokens=finish.cached_tokens,
         ),
         seed=finish.seed,
         timing=pb.Timing(
@@ -156,6 +209,8 @@ def finish_message(finish: Finish) -> pb.Finish:
             prefill_seconds=finish.prefill_seconds,
             decode_seconds=finish.decode_seconds,
         ),
+        choice=finish.choice,
+        matched_stop_token=finish.matched_stop_token,
     )
 
 
@@ -169,7 +224,36 @@ def finish_of(message: pb.Finish) -> Finish:
         queue_seconds=message.timing.queue_seconds,
         prefill_seconds=message.timing.prefill_seconds,
         decode_seconds=message.timing.decode_seconds,
+        cached_tokens=message.usage.cached_tokens,
+        matched_stop_token=(
+            message.matched_stop_token if message.HasField("matched_stop_token") else None
+        ),
+        choice=message.choice,
     )
+
+
+def completion_of(message: pb.GenerateResponse) -> Completion:
+    return Completion(
+        [
+            Choice(
+                choice.text,
+                list(choice.token_ids),
+                finish_of(choice.finish),
+                [score_of(score) for score in choice.scores],
+            )
+            for choice in message.choices
+        ],
+        message.prompt.request_id,
+        message.prompt.model,
+        [score_of(score) for score in message.prompt.scores],
+    )
+
+
+def failure_of(message: pb.Failure) -> RequestError:
+    known = message.code in code_pb2.Code.values()
+    code = code_pb2.Code.Name(message.code) if known else "UNKNOWN"
+    violations = [(each.field, each.description) for each in message.violations]
+    return RequestError(message.message, code=code, violations=violations)
 
 
 def model_fields(info: ModelInfo) -> dict[str, Any]:

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
+from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.model import GPT
+from gpt.pages import CachePages
+from gpt.patterns import Memory, Pattern
 
 BLOCK_SIZE = 24
 PATTERNS = [
     "causal", "window:1", "window:4", "window:100", "window:3+sinks:2", "dilated:3:2", "fixed:5:2",
-    "bigbird:4:2:1:7",
+    "bigbird:4:2:1:7", "tests.strategies:Beside(3)", "tests.strategies:Beside(3, forgets=True)",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Beside(Pattern):
+    """A pattern of one's own: those up to `reach` away, and position 1. The predicate leaves the
+    future to the plan.
+
+    Attributes:
+        forgets: whether it says what it remembers; else its cache keeps everything.
+    """
+
+    reach: int
+    forgets: bool = False
+
+    def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        return ((q_pos - k_pos).abs() <= self.reach) | (k_pos == 1)
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(self.reach + 1, sinks=2) if self.forgets else Memory()
 
 
 @st.composite
@@ -89,6 +114,15 @@ def build(config: GPTConfig, seed: int = 0, dtype: torch.dtype = torch.float64) 
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
     return model
+
+
+def poison(cache: KVCache, pages: CachePages) -> None:
+    """Fill every page that nobody holds with NaN: whoever reads one says NaN from then on."""
+    for group, pool in zip(cache.spec.groups, pages.pools, strict=True):
+        for layer in group.layers:
+            held = cache.layer(layer)
+            for numbers in (held.keys, held.values):
+                numbers.unflatten(1, (-1, cache.page_size))[:, pool._free] = torch.nan
 
 
 @st.composite

@@ -55,11 +55,11 @@ def test_every_kernel_of_a_mixed_step_is_the_reference(pattern: str, H: int, K: 
     histories = []
     for i, (start, n) in enumerate(shapes):
         pages = [free.pop() for _ in range(-(-(start + n) // page_size))]
-        chunks.append(Chunk(start, n, pages))
+        chunks.append(Chunk(start, n, [pages]))
         k, v = random(2, start, K, D, seed=10 + i)
         if start:
             plan = AttentionPlan.paged(
-                [Chunk(0, start, pages)], page_size=page_size, pattern=parse_pattern("causal")
+                [Chunk(0, start, [pages])], page_size=page_size, pattern=parse_pattern("causal")
             )
             cache.write(k, v, plan.layer(0))
         histories.append((k, v))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt import diagnosis
+from gpt import diagnosis, maps
 from gpt.config import GPTConfig
 from gpt.diagnosis import gradient_norms, head_statistics, measure
 from gpt.model import GPT
@@ -77,7 +77,7 @@ def test_statistics_are_those_of_plain_loops(pattern, heads, time, at_once, seed
     rule = parse_pattern(pattern)
     plan = AttentionPlan.dense(1, time, pattern=rule).layer(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagnosis, "SCORES_AT_ONCE", at_once)
+        patch.setattr(maps, "SCORES_AT_ONCE", at_once)
         found = head_statistics(q, k, plan, scale=0.7)
     for h in range(H):
         wanted = by_loops(

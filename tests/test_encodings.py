@@ -21,6 +21,7 @@ from gpt import encodings
 from gpt.encodings import ENCODINGS, cache_folder, missing_files, named_tokenizer
 from gpt.errors import TokenizerError
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
+from gpt.vocab import open_vocabulary
 from tests.gpt2_files import fill_cache
 from tests.nasty import mixed, pair_ranks
 
@@ -245,3 +246,14 @@ def test_a_tokenizer_that_is_not_its_models_is_refused(tmp_path: Path) -> None: 
     (tmp_path / "config.json").write_text(json.dumps({"tokenizer_fingerprint": "0" * 64}))
     with pytest.raises(TokenizerError, match="is not the model's"):
         named_tokenizer(tmp_path)
+
+
+def test_the_original_files_are_imported_with_the_same_ids(
+    gpt2: Tokenizer, gpt2_cache: Path, tmp_path: Path
+) -> None:
+    for file in ENCODINGS["gpt2"].files:
+        name = file.address.rpartition("/")[2]
+        shutil.copy(gpt2_cache / file.cached_name, tmp_path / name)
+    found = open_vocabulary(tmp_path)
+    assert found.encode(TEXT) == gpt2.encode(TEXT)
+    assert found.fingerprint == gpt2.fingerprint

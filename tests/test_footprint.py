@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.footprint import Training, footprint, kept_bytes
-from gpt.inspect import DEFAULT_BATCH, DEFAULT_BPE
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
-from gpt.size import kv_bytes_per_token, matrix_count, parameter_count, parts
+from gpt.size import kv_bytes, kv_bytes_per_token, matrix_count, parameter_count, parts
+from gpt.subject import DEFAULT_BATCH, DEFAULT_BPE
 from tests.strategies import configs
 
 B, T = 2, 64
@@ -38,8 +38,17 @@ def test_every_parameter_is_in_one_part(config: GPTConfig) -> None:
 @settings(max_examples=20, deadline=None)
 @given(configs())
 def test_a_token_s_keys_and_values_take_what_the_cache_holds(config: GPTConfig) -> None:
-    assert kv_bytes_per_token(config, "float32") == KVCache.page_bytes(config, 1)
-    assert kv_bytes_per_token(config, "bfloat16") * 2 == KVCache.page_bytes(config, 1)
+    assert kv_bytes_per_token(config, "float32") == sum(KVCache.page_bytes(config, 1))
+    assert kv_bytes_per_token(config, "bfloat16") * 2 == sum(KVCache.page_bytes(config, 1))
+    assert kv_bytes(config, "float32", 1) == kv_bytes_per_token(config, "float32")
+
+
+def test_a_window_s_cache_is_the_window_s() -> None:
+    config = GPTConfig(
+        vocab_size=9, n_layer=4, n_head=2, d_model=8, pattern=["window:5+sinks:2", "causal"]
+    )
+    number = 2 * 2 * 4 * 4  # keys and values, heads of 4, bytes
+    assert kv_bytes(config, "float32", 100) == number * (2 * 7 + 2 * 100)
 
 
 def kept_by_autograd(

@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.cache import KVCache
-from gpt.config import GPTConfig
+from gpt.cache import PAGE_SIZE, KVCache
+from gpt.cachespec import CacheSpec
+from gpt.config import GPTConfig, Position
 from gpt.errors import CheckpointError, InexpressibleTextError, PromptError
 from gpt.generate import NOT_FINITE, Texts, generate, step
 from gpt.model import GPT
+from gpt.pages import most_pages
 from gpt.params import Made, SamplingParams
+from gpt.plan import AttentionPlan, Group, LayerPlan
 from gpt.score import score
 from gpt.sequence import Sequence
 from gpt.stream import FinishReason
 from gpt.tokenizer import Tokenizer
-from tests.strategies import build
+from tests.strategies import build, poison
 
 TOKENIZER = Tokenizer.bytes()
 CONFIG = GPTConfig(
@@ -74,7 +77,7 @@ def test_prompts_of_different_length_do_not_disturb_each_other(model: GPT) -> No
     sequences = []
     for i, prompt in enumerate(prompts):
         sequence = Sequence.start(prompt, GREEDY, block_size=32, n_vocab=257, eot=256)
-        sequence.pages = [2 * i + 1, 2 * i + 2]
+        sequence.tables = [[2 * i + 1, 2 * i + 2]]
         sequences.append(sequence)
     step(model, cache, [(s, s.pending) for s in sequences], n_vocab=257)
     for _ in range(9):
@@ -203,13 +206,87 @@ def test_texts_join_as_others_are_over_and_get_their_pages(model: GPT) -> None:
     over: list[Sequence] = []
     while len(texts):
         over += [s for s, piece in texts.step() if piece is not None and piece.finish_reason]
-        if short in over and late not in over and not late.pages:
+        if short in over and late not in over and not late.tables:
             assert texts.add(late)
     assert set(over) == {long, short, late}
     for s in over:
         assert s.ids[s.prompt_len :] == recompute_greedily(
             model, s.ids[: s.prompt_len], s.output_len
         )
+
+
+@pytest.mark.parametrize("position", ["none", "sinusoidal", "relative", "rotary", "alibi"])
+@pytest.mark.parametrize(
+    "pattern", [["window:24+sinks:3", "window:20"], ["dilated:7:3", "window:19"]]
+)
+def test_generation_goes_past_the_context_in_constant_memory(
+    position: Position, pattern: list[str]
+) -> None:
+    """Its tokens are those of a full forward over the whole text, masked by the predicate alone."""
+    config = CONFIG.replace(position=position, pattern=pattern)
+    model = build(config, 3)
+    params = SamplingParams(
+        temperature=0, seed=0, max_tokens=90, logprobs=0, ignore_end_of_text=True
+    )
+    sequence = Sequence.start(
+        list(range(40, 90)), params, block_size=32, n_vocab=257, eot=256, endless=True
+    )
+    spec = CacheSpec.of(config)
+    n_pages = [1 + most_pages(memory, None, 16, PAGE_SIZE) for memory in spec.memories]
+    texts = Texts(model, TOKENIZER, n_pages, dtype=torch.float64, prefill_chunk=16)
+    assert texts.add(sequence)
+    used, scores = set(), []
+    while len(texts):
+        scores += [piece.logprob for _, piece in texts.step() if piece is not None]
+        poison(texts._cache, texts._pages)
+        if sequence.computed > 60 and len(texts):
+            used.add(texts.pages_used)
+    assert max(used) - min(used) <= len(spec.groups), "but for how windows lie on pages"
+    ids = sequence.ids
+    assert len(ids) == 140
+    at = torch.arange(len(ids))
+    mask = [model.pattern.of_layer(i).allowed(at[:, None], at) for i in range(2)]
+    plan = AttentionPlan(
+        at,
+        tuple(
+            LayerPlan((Group(1, len(ids), len(ids), at[None], at[None], mask=m[None, None]),))
+            for m in mask
+        ),
+        (0, 1),
+    )
+    with torch.inference_mode():
+        wanted = model(torch.tensor([ids]), plan)[0, 49:-1, :257].log_softmax(-1)
+    assert ids[50:] == wanted.argmax(-1).tolist()
+    np.testing.assert_allclose(scores, wanted.amax(-1), rtol=1e-5)
+
+
+def test_a_model_with_a_full_layer_or_learned_positions_ends_with_its_context() -> None:
+    params = SamplingParams(seed=1, max_tokens=100)
+    for changes in ({"pattern": ["window:8", "causal"]}, {"position": "learned"}):
+        found = tokens(build(CONFIG.replace(**changes), 3), [65] * 20, params)
+        assert len(found) <= 13
+
+
+def test_nothing_that_a_page_held_before_reaches_another_text(model: GPT) -> None:
+    """A pool full of NaN gives the text of a clean one: no page is read that its text has not
+    written or zeroed."""
+    config = CONFIG.replace(pattern=["window:9+sinks:2", "causal"])
+    mixed = build(config, 3)
+    params = SamplingParams(temperature=0, seed=0, max_tokens=12)
+    found: list[list[int]] = []
+    for spoilt in (False, True):
+        texts = Texts(mixed, TOKENIZER, 8, dtype=torch.float64, prefill_chunk=7)
+        if spoilt:
+            poison(texts._cache, texts._pages)
+        sequences = [
+            Sequence.start(list(range(40, 40 + n)), params, block_size=32, n_vocab=257, eot=256)
+            for n in (3, 11, 18)
+        ]
+        assert all(texts.add(sequence) for sequence in sequences)
+        while len(texts):
+            texts.step()
+        found.append([token for sequence in sequences for token in sequence.ids])
+    assert found[0] == found[1]
 
 
 def test_too_long_a_prompt_is_refused_with_the_numbers(model: GPT) -> None:
@@ -249,11 +326,11 @@ def test_a_damaged_model_is_named_as_such() -> None:
 def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages(
     model: GPT,
 ) -> None:
-    """S16 at the level of a step: its pages are scrubbed before padding can read them."""
+    """S16 at the level of a step: its pages are zeroed when another begins them."""
     cache = KVCache(CONFIG, 4, dtype=torch.float64)
     good = Sequence.start([65, 66], GREEDY, block_size=32, n_vocab=257, eot=256)
     bad = Sequence.start([67], GREEDY, block_size=32, n_vocab=257, eot=256)
-    good.pages, bad.pages = [1], [2, 3]
+    good.tables, bad.tables = [[1]], [[2, 3]]
 
     def poisoned(ids: torch.Tensor, plan: object, kv: KVCache) -> torch.Tensor:
         logits = model(ids, plan, kv)
@@ -269,7 +346,7 @@ def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages
     assert made is not None
     assert [made.token] == recompute_greedily(model, [65, 66], 1)
     heir = Sequence.start([1] * 17, GREEDY, block_size=32, n_vocab=257, eot=256)
-    heir.pages = [2, 3]
+    heir.tables = [[2, 3]]
     step(model, cache, [(heir, 17)], n_vocab=257)
     for _ in range(3):
         results = step(model, cache, [(good, 1), (heir, 1)], n_vocab=257)
@@ -280,7 +357,7 @@ def test_a_sequence_that_turns_to_nan_harms_neither_mates_nor_heirs_of_its_pages
 def test_work_without_room_or_tokens_is_refused(model: GPT) -> None:
     sequence = Sequence.start(list(np.arange(20)), GREEDY, block_size=32, n_vocab=257, eot=256)
     cache = KVCache(CONFIG, 3, dtype=torch.float64)
-    sequence.pages = [1]
+    sequence.tables = [[1]]
     with pytest.raises(ValueError, match="needs 2 pages of 16, has 1"):
         step(model, cache, [(sequence, 20)], n_vocab=257)
     with pytest.raises(ValueError, match="21 of 20"):

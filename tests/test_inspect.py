@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from gpt.amounts import number, shown, size
 from gpt.checkpoint import save_model
 from gpt.config import PRESETS, GPTConfig
 from gpt.errors import CheckpointError, ConfigError
 from gpt.flops import flops_per_token
 from gpt.footprint import CPU_SLACK, Training, footprint
-from gpt.inspect import _shown, find, main, number, size, text, verdict
+from gpt.inspect import main, text, verdict
 from gpt.machine import Memory
 from gpt.model import GPT
+from gpt.subject import find
 from gpt.tokenizer import Tokenizer
 from gpt.training.run import shipped_configs
 
@@ -35,8 +37,8 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
 
 def test_facts_are_shown_without_braces_and_quotes() -> None:
     record = {"sources": [{"source": "notes", "weight": 1.0}], "val_fraction": 0.1, "field": None}
-    assert _shown(record) == "sources source notes, weight 1.0000, val fraction 0.1000, field none"
-    assert _shown(["a", "b"]) == "a, b"
+    assert shown(record) == "sources source notes, weight 1.0000, val fraction 0.1000, field none"
+    assert shown(["a", "b"]) == "a, b"
 
 
 def test_a_model_folder_tells_its_parts_files_and_training(

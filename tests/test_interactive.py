@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pexpect
 import pytest
+import torch
 
-from gpt.interactive import COMMANDS, completions, whole_characters
+from gpt.checkpoint import load_model
+from gpt.interactive import COMMANDS, Continuation, whole_characters
+from gpt.params import SamplingParams
 from gpt.sample import main
 from gpt.settings import SETTINGS
 from gpt.tokenizer import Tokenizer
@@ -204,8 +207,11 @@ def test_every_setting_can_be_set_and_shown(piped: Callable[..., tuple[str, str]
         "max_tokens": "3", "temperature": "0.5", "top_k": "9", "top_p": "0.9", "min_p": "0.1",
         "typical_p": "0.8", "repetition_penalty": "1.2", "frequency_penalty": "-0.5",
         "presence_penalty": "0.25", "stop": '"x"', "seed": "9", "logprobs": "2", "num_samples": "2",
+        "min_tokens": "1", "stop_tokens": "3,4", "ignore_end_of_text": "true",
+        "logit_bias": "5:-1.5,6:2", "allowed_tokens": "5,6", "grammar": 'start: "a"',
     }  # fmt: skip
-    assert set(values) == {*SETTINGS, "num_samples"}
+    # A text has one constraint.
+    assert set(values) == {*SETTINGS, "num_samples"} - {"json_schema", "regex"}
     wanted = [f"{name} = {value}" for name, value in values.items()]
     lines = [f"/set {name} {value}" for name, value in values.items()]
     out, err = piped("\n".join([*lines, "/show", "/reset", "/show", "/help", "/set"]))
@@ -225,7 +231,10 @@ def test_mistakes_in_settings_change_nothing(piped: Callable[..., tuple[str, str
     assert "all settings are at their defaults" in out
 
 
-def test_commands_and_settings_complete() -> None:
+def test_commands_and_settings_complete(model_folder: Path) -> None:
+    loaded = load_model(model_folder)
+    session = Continuation(loaded, SamplingParams(), None, 1, torch.float32, "cpu")
+    completions = session.completions
     assert completions("/se") == ["/set", "/seed", *[c for c in completions("/set ") if c]]
     assert completions("/set temp") == ["/set temperature "]
     assert completions("/set num") == ["/set num_samples "]
@@ -260,7 +269,7 @@ def test_a_value_that_python_refuses_is_shown(
     piped: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is forgotten in the checks must not end the session."""
-    monkeypatch.setattr("gpt.interactive.from_text", lambda name, text: int("x" + text))
+    monkeypatch.setattr("gpt.session.from_text", lambda name, text: int("x" + text))
     out, err = piped("/set top_k 1\n/seed 1\n/seed\n")
     assert [line.startswith("error: that cannot be done: ") for line in err.splitlines()] == [
         True, True,

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt.cache import KVCache
+from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig, Position
 from gpt.model import GPT
-from gpt.pages import PageAllocator, pages_for
+from gpt.pages import NULL_PAGE, CachePages, most_pages, pages_for
+from gpt.params import SamplingParams
 from gpt.plan import AttentionPlan, Chunk
+from gpt.sequence import Sequence
 from tests import reference
-from tests.strategies import BLOCK_SIZE, build, configs, cuts
+from tests.strategies import BLOCK_SIZE, build, configs, cuts, poison
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -34,43 +37,51 @@ def run_cut(
     page_size: int,
     order: np.random.Generator,
 ) -> list[Tensor]:
-    """Run each text in its own chunks, all side by side, over pages in random order that other
-    sequences have left their numbers in. Sequences begin, wait and end at different steps."""
-    allocator = PageAllocator(
-        1 + len(texts) * pages_for(max(map(len, texts)), page_size), page_size
-    )
-    cache = KVCache(model.config, allocator.n_pages, page_size, dtype=model.dtype)
-    for layer in range(model.config.n_layer):  # leftovers, as in a pool that has been in use
-        cache.layer(layer).keys.normal_(std=100)
-        cache.layer(layer).values.normal_(std=100)
-    tables: list[list[int]] = [[] for _ in texts]
-    done = [0] * len(texts)
+    """Run each text in its own chunks, all side by side, over pages in random order. Sequences
+    begin, wait, are preempted and end at different steps. Whatever nobody holds, among it the pages
+    that fell behind a window, is full of NaN at every step."""
+    spec = CacheSpec.of(model.config)
+    n_pages = 1 + len(texts) * pages_for(max(map(len, texts)), page_size)
+    cache = KVCache(model.config, n_pages, page_size, dtype=model.dtype)
+    pages = CachePages(spec.memories, n_pages, page_size)
+    sequences = [Sequence(text, SamplingParams(seed=0), len(text) + 1) for text in texts]
     rest = [list(way) for way in ways]
     logits: list[list[Tensor]] = [[] for _ in texts]
+    preemptions = 2
     while any(rest):
         waiting = [i for i in range(len(texts)) if rest[i]]
         order.shuffle(waiting)
+        if preemptions and order.random() < 0.1:
+            preemptions -= 1
+            victim = waiting[0]
+            pages.release(sequences[victim])
+            sequences[victim].computed = 0
+            rest[victim], logits[victim] = list(ways[victim]), []
         # At least one runs, perhaps not all.
         active = waiting[: int(order.integers(1, len(waiting) + 1))]
         chunks, ids = [], []
         for i in active:
-            n = rest[i].pop(0)
-            missing = pages_for(done[i] + n, page_size) - len(tables[i])
-            pages = allocator.allocate(missing)
-            assert pages is not None
-            tables[i] += pages
-            order.shuffle(allocator._free)
-            chunks.append(Chunk(done[i], n, tables[i]))
-            ids += texts[i][done[i] : done[i] + n]
+            n, sequence = rest[i].pop(0), sequences[i]
+            pages.release_behind(sequence)
+            for pool in pages.pools:
+                order.shuffle(pool._free)
+            assert pages.grow(sequence, sequence.computed + n)
+            held = [len(table) - table.count(NULL_PAGE) for table in sequence.tables]
+            most = [most_pages(m, len(texts[i]), n, page_size) for m in spec.memories]
+            assert all(a <= b for a, b in zip(held, most, strict=True))
+            chunks.append(Chunk(sequence.computed, n, sequence.tables))
+            ids += texts[i][sequence.computed : sequence.computed + n]
+        poison(cache, pages)
         plan = AttentionPlan.paged(chunks, page_size=page_size, pattern=model.pattern)
         out = model(torch.tensor(ids), plan, cache)
         for i, part in zip(active, out.split([chunk.length for chunk in chunks]), strict=True):
             logits[i].append(part)
-            done[i] += part.shape[0]
+            sequences[i].computed += part.shape[0]
             if not rest[i]:  # its pages go to others at once
-                allocator.release(tables[i])
-                tables[i] = []
-        allocator.check_integrity(tables)
+                pages.release(sequences[i])
+                sequences[i].computed = 0
+        pages.check_integrity(sequences)
+    assert pages.used == 0
     return [torch.cat(parts) for parts in logits]
 
 
@@ -157,6 +168,21 @@ def test_one_token_decode_honours_the_window() -> None:
     assert_close(found, model(torch.tensor([text]))[0], torch.float64)
     wide = build(config.replace(pattern="causal"))
     assert (model(torch.tensor([text])) - wide(torch.tensor([text]))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_texts_past_their_windows_decode_together(page_size: int) -> None:
+    """One group, whose members read the sinks and one or another number of pages after them."""
+    config = GPTConfig(
+        vocab_size=32, block_size=24, n_layer=2, d_model=16, init_std=0.4,
+        pattern=["window:6+sinks:3", "causal"],
+    )  # fmt: skip
+    model = build(config)
+    order = np.random.default_rng(0)
+    texts = [order.integers(0, 32, n).tolist() for n in (24, 23, 22, 21, 20, 19)]
+    ways = [[8, *[1] * (len(text) - 8)] for text in texts]
+    for text, found in zip(texts, run_cut(model, texts, ways, page_size, order), strict=True):
+        assert_close(found, model(torch.tensor([text]))[0], torch.float64)
 
 
 @pytest.mark.parametrize("length", [1, 5, BLOCK_SIZE])

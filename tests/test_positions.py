@@ -252,7 +252,7 @@ def test_alibi_is_made_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> N
 def beyond(model: GPT, ids: list[int]) -> torch.Tensor:
     """Logits of a text that may be longer than the context."""
     cache = KVCache(model.config, 3, 16, dtype=model.dtype)
-    plan = AttentionPlan.paged([Chunk(0, len(ids), [1, 2])], page_size=16, pattern=CAUSAL)
+    plan = AttentionPlan.paged([Chunk(0, len(ids), [[1, 2]])], page_size=16, pattern=CAUSAL)
     with torch.inference_mode():
         return model(torch.tensor(ids), plan, cache)
 

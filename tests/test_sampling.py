@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt.errors import SamplingError
-from gpt.params import SamplingParams
+from gpt.params import NO_TOKEN, SamplingParams
 from gpt.sampling import NOT_FINITE, Draw, sample, uniform
 
 N = 4000
@@ -183,3 +183,44 @@ def test_all_violations_are_listed_at_once() -> None:
     with pytest.raises(SamplingError) as caught:
         SamplingParams(temperature=math.nan, top_k=-2, top_p=0)
     assert [field for field, _ in caught.value.violations] == ["temperature", "top_k", "top_p"]
+
+
+def test_bias_is_added_to_the_logits() -> None:
+    found = frequencies(LOGITS, SamplingParams(seed=1, logit_bias=((4, 2.0), (1, -1.5))))
+    wanted = softmax([0.3, 0.5, -1.0, 1.5, 2.0, 1.0])
+    np.testing.assert_allclose(found, wanted, atol=4 * 0.5 / math.sqrt(N))
+    assert sample(
+        torch.tensor([LOGITS]), [Draw(SamplingParams(temperature=0, logit_bias=((2, 9.0),)), 0, 0)]
+    ) == [2]
+
+
+def test_bias_does_not_make_the_impossible_possible() -> None:
+    params = SamplingParams(seed=1, logit_bias=((1, 100.0),))
+    assert frequencies([0.0, -math.inf, 1.0], params)[1] == 0
+
+
+def test_only_allowed_tokens_are_made_with_their_own_proportions() -> None:
+    found = frequencies(LOGITS, SamplingParams(seed=1, allowed_tokens=(5, 0)))
+    wanted = softmax([0.3, *[-math.inf] * 4, 1.0])
+    np.testing.assert_allclose(found, wanted, atol=4 * 0.5 / math.sqrt(N))
+
+
+def test_each_row_has_masks_of_its_own() -> None:
+    logits = torch.tensor(LOGITS).expand(4, -1).to(torch.bfloat16)
+    greedy = SamplingParams(temperature=0)
+    bits = np.array([1 << 4 | 1 << 2], dtype=np.int32)
+    rows = [
+        Draw(greedy, 0, 0),
+        Draw(greedy, 0, 0, banned=(1, 3)),
+        Draw(SamplingParams(temperature=0, allowed_tokens=(0, 2)), 0, 0, banned={0}),
+        Draw(greedy, 0, 0, bitmask=bits),
+    ]
+    before = logits.clone()
+    assert sample(logits, rows) == [1, 5, 2, 4]
+    assert torch.equal(logits, before)
+
+
+def test_nothing_left_to_make_is_no_token() -> None:
+    logits = torch.tensor([[0.0, 1.0, -math.inf]] * 2)
+    nothing = Draw(SamplingParams(allowed_tokens=(2,)), 0, 0)
+    assert sample(logits, [nothing, Draw(SamplingParams(temperature=0), 0, 0)]) == [NO_TOKEN, 1]

@@ -70,9 +70,9 @@ def test_scores_do_not_depend_on_company_and_disturb_nobody(model: GPT) -> None:
     scored, mate = scoring(ids, 1), Sequence.start(
         [70, 71], greedy, block_size=48, n_vocab=257, eot=256
     )  # fmt: skip
-    scored.pages, mate.pages = [1, 2], [3, 4]
+    scored.tables, mate.tables = [[1, 2]], [[3, 4]]
     alone = Sequence.start([70, 71], greedy, block_size=48, n_vocab=257, eot=256)
-    alone.pages = [5, 6]
+    alone.tables = [[5, 6]]
     together = step(model, cache, [(scored, 13), (mate, 2)], n_vocab=257)
     assert together[0] is None
     assert len(scored.scores) == 13
@@ -97,7 +97,7 @@ def test_a_preempted_text_is_not_scored_twice(model: GPT, before: int, again: in
     cache = KVCache(CONFIG, 3, dtype=torch.float64)
     ids = TOKENIZER.encode(TEXT[:20])
     sequence = scoring(ids)
-    sequence.pages = [1, 2]
+    sequence.tables = [[1, 2]]
     step(model, cache, [(sequence, before)], n_vocab=257)
     first = list(sequence.scores)
     sequence.computed = 0  # what a preemption does, its pages apart

@@ -13,6 +13,7 @@ import torch
 from gpt import cli, show
 from gpt.errors import ConfigError, UserError
 from gpt.patterns import parse_pattern
+from gpt.pictures import PLAIN_SHADES
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_the_picture_fits_a_terminal_and_is_plain_where_it_must_be(
 ) -> None:
     assert show.main(["show", "bigbird:128:64:2:0", "--length", "3000"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
-    assert "".join(show.picture(parse_pattern("window:9"), 99, show.PLAIN_SHADES)).isascii()
+    assert "".join(show.picture(parse_pattern("window:9"), 99, PLAIN_SHADES)).isascii()
 
 
 def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

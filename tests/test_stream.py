@@ -19,6 +19,10 @@ class Pieces:
     def eot(self) -> int:
         return len(self.pieces)
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return frozenset([self.eot])
+
     def token_bytes(self, token: int, /) -> bytes:
         return self.pieces[token]
 

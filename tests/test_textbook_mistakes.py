@@ -64,7 +64,7 @@ def test_an_upper_left_aligned_causal_mask_on_a_cached_step(text: str, new: int)
 
     def step(start: int, end: int) -> Tensor:
         plan = AttentionPlan.paged(
-            [Chunk(start, end - start, pages)], page_size=page_size, pattern=parse_pattern(text)
+            [Chunk(start, end - start, [pages])], page_size=page_size, pattern=parse_pattern(text)
         )
         part = slice(start, end)
         return attend(q[part], k[part], v[part], plan.layer(0), cache, scale=0.5)
@@ -127,7 +127,7 @@ def test_rows_with_nothing_to_see_giving_nan(text: str) -> None:
     last block of queries, documents' borders. Each must be finite, and so must the gradients."""
     pattern = parse_pattern(text)
     cache = LayerCache(torch.zeros(2, 64, 4), torch.zeros(2, 64, 4), 4)
-    chunks = [Chunk(0, 1, [1]), Chunk(15, 1, [2, 3, 4, 5]), Chunk(3, 1, [6])]
+    chunks = [Chunk(0, 1, [[1]]), Chunk(15, 1, [[2, 3, 4, 5]]), Chunk(3, 1, [[6]])]
     plan = AttentionPlan.paged(chunks, page_size=4, pattern=pattern).layer(0)
     q, k, v = (random(3, 2, 4, seed=n).float() for n in range(3))
     assert attend(q, k, v, plan, cache, scale=0.5).isfinite().all()

@@ -468,7 +468,7 @@ def swapped() -> list[str]:
         [],
         {},
         *(without(name) for name in BPE.to_dict()),
-        BPE.to_dict() | {"format": 3},
+        BPE.to_dict() | {"format": 4},
         BPE.to_dict() | {"tokens": swapped()},
         BPE.to_dict() | {"tokens": BPE.to_dict()["tokens"][:-1]},
         BPE.to_dict() | {"tokens": ["!"]},

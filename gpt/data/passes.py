@@ -228,7 +228,7 @@ class Job:
             work = batches(
                 ((i, part.val), part)
                 for i, parts in self._parts(bar)
-                for part in cut(parts, tokenizer.splitter, names)
+                for part in cut(parts, tokenizer.splitter, [*names, *tokenizer.rules.always])
             )
             size = sum(counts.bytes_ for counts in self._counts)
             workers = max(min(self.workers, size // WORKER_BYTES), 1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gpt.data.formats import Piece
 from gpt.errors import DataError
+from gpt.rules import After
 
 WHOLE_DOCUMENTS = 20
 """From this many documents on, whole ones are held out; below it each is cut."""
@@ -66,6 +67,7 @@ class Part(NamedTuple):
         val: whether it is held out.
         piece: what it was cut from, for a message.
         offset: characters of the document before it.
+        after: what stands right before it, for vocabularies that begin a text with a space.
     """
 
     text: str
@@ -73,6 +75,7 @@ class Part(NamedTuple):
     val: bool
     piece: Piece
     offset: int
+    after: After = ""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from gpt.data.split import Part, utf8_length
 from gpt.errors import DataError, InexpressibleTextError, TokenizerError, UserError
+from gpt.rules import After
 from gpt.specials import SpecialFinder
 from gpt.splitting import MAX_PIECE, Splitter
 from gpt.tokenizer import Tokenizer
@@ -49,6 +50,7 @@ class Batch:
 
     Attributes:
         texts: each may be encoded on its own.
+        afters: what stands before each.
         ends: whether end-of-text follows each.
         runs: how many of the texts belong to each run.
         keys: what each run belongs to; it stays with the parent.
@@ -57,6 +59,7 @@ class Batch:
 
     texts: list[str] = field(default_factory=list)
     ends: list[bool] = field(default_factory=list)
+    afters: list[After] = field(default_factory=list)
     runs: list[int] = field(default_factory=list)
     keys: list[tuple[int, bool]] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
@@ -66,6 +69,11 @@ class Batch:
     def full(self) -> bool:
         return self.chars >= BATCH_CHARS or len(self.texts) >= BATCH_TEXTS
 
+    @property
+    def content(self) -> tuple[list[str], list[bool], list[int], list[After]]:
+        """What a worker gets of it."""
+        return self.texts, self.ends, self.runs, self.afters
+
     def add(self, key: tuple[int, bool], part: Part) -> None:
         if not self.keys or self.keys[-1] != key:
             self.keys.append(key)
@@ -73,6 +81,7 @@ class Batch:
         self.runs[-1] += 1
         self.texts.append(part.text)
         self.ends.append(part.end)
+        self.afters.append(part.after)
         self.parts.append(part)
         self.chars += len(part.text)
 
@@ -116,21 +125,27 @@ def cut(parts: Iterable[Part], splitter: Splitter, names: Sequence[str]) -> Iter
             continue
         chunks = _until_end(part, parts)
         if finder is None:
-            segments: Iterable[str] = splitter.segments(chunks)
+            stretches: Iterable[tuple[bool, Iterable[str]]] = [(False, chunks)]
         else:
-            segments = (
-                segment
-                for named, stretch in finder.stretches(chunks)
-                for segment in (stretch if named else splitter.segments(stretch))
-            )
+            stretches = finder.stretches(chunks)
         offset = part.offset
-        last = ""
-        for segment in segments:
+        last, before = "", part.after
+        for segment, after in _segments(stretches, splitter, part.after):
             if last:
-                yield part._replace(text=last, end=False, offset=offset)
+                yield part._replace(text=last, end=False, offset=offset, after=before)
                 offset += len(last)
-            last = segment
-        yield part._replace(text=last, end=True, offset=offset)
+            last, before = segment, after
+        yield part._replace(text=last, end=True, offset=offset, after=before)
+
+
+def _segments(
+    stretches: Iterable[tuple[bool, Iterable[str]]], splitter: Splitter, after: After
+) -> Iterator[tuple[str, After]]:
+    """Segments of a document, and what stands before each."""
+    for named, stretch in stretches:
+        for segment in stretch if named else splitter.segments(stretch):
+            yield segment, after
+            after = "token" if named else "text"
 
 
 def _until_end(part: Part, more: Iterator[Part]) -> Iterator[str]:
@@ -158,17 +173,18 @@ def encode(
     texts: Sequence[str],
     ends: Sequence[bool],
     runs: Sequence[int],
+    afters: Sequence[After],
 ) -> Encoded:
     """Encode one batch. Raises _BadText."""
     ids = array.array("I")
     tokens, sizes = [], []
-    texts_and_ends = enumerate(zip(texts, ends, strict=True))
+    rows = enumerate(zip(texts, ends, afters, strict=True))
     for run in runs:
         before, size = len(ids), 0
-        for index, (text, end) in itertools.islice(texts_and_ends, run):
+        for index, (text, end, after) in itertools.islice(rows, run):
             size += utf8_length(text)
             try:
-                for some in tokenizer.encode_stream([text], names):
+                for some in tokenizer.encode_stream([text], names, after=after):
                     ids.extend(some)
             except InexpressibleTextError as error:
                 raise _BadText(index, str(error), error.char, error.offset) from None
@@ -200,7 +216,7 @@ def encode_all(
     if workers == 1:
         for batch in work:
             try:
-                yield batch, encode(tokenizer, names, batch.texts, batch.ends, batch.runs)
+                yield batch, encode(tokenizer, names, *batch.content)
             except _BadText as bad:
                 raise _placed(bad, batch, tokenizer.kind) from None
         return
@@ -281,7 +297,7 @@ class _Worker:
 
     def send(self, task: _Task) -> None:
         self.tasks.append(task)
-        self._send((task.batch.texts, task.batch.ends, task.batch.runs))
+        self._send(task.batch.content)
 
     def _send(self, message: object) -> None:
         try:

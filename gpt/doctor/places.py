@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpt.data.named import NAMED, FileCorpus, WheelCorpus, cache_folder
+from gpt.data.named import NAMED, FileCorpus, WheelCorpus
+from gpt.data.wheels import cache_folder
 from gpt.doctor.report import Finding, count
 from gpt.terminal import shows_colour
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # reading a configuration checks its pattern, and should not cost a torch import
@@ -26,6 +27,16 @@ class Memory:
         """Positions held once `length` tokens are there."""
         return length if self.window is None else min(length, self.window + self.sinks)
 
+    def first(self, query: int) -> int:
+        """The earliest position, the first ones apart, that a query at `query` or later needs."""
+        return 0 if self.window is None else max(0, query - self.window + 1)
+
+    def __str__(self) -> str:
+        if self.window is None:
+            return "every position"
+        first = f" and the first {self.sinks:,}" if self.sinks else ""
+        return f"the last {self.window:,} positions{first}"
+
 
 class Pattern:
     """Base of all patterns. Your own needs `allowed`; the rest has safe defaults that follow from
@@ -37,10 +48,15 @@ class Pattern:
     def allowed(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
         """Whether the query at `q_pos` may look at the key at `k_pos`; the shapes broadcast.
 
-        Every token must see itself (a softmax over nothing has no value), and none may see a later
-        one (`k_pos > q_pos`): plans rely on that to hide padding as well as the future.
+        Every token must see itself: a softmax over nothing has no value. What is said of a later
+        key (`k_pos > q_pos`) does not matter, nobody sees one.
         """
         raise NotImplementedError
+
+    def seen(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        """`allowed`, and never a later key: plans hide padding, which lies behind a query, as well
+        as the future by it."""
+        return self.allowed(q_pos, k_pos) & (k_pos <= q_pos)
 
     def spans(self, first: int, last: int) -> Sequence[range]:
         """Where the keys are that any of the queries `first` to `last` (inclusive) may see.
@@ -52,13 +68,20 @@ class Pattern:
         import torch
 
         queries = torch.arange(first, last + 1)[:, None]
-        seen = self.allowed(queries, torch.arange(last + 1)).any(0).nonzero()[:, 0]
+        seen = self.seen(queries, torch.arange(last + 1)).any(0).nonzero()[:, 0]
         return merge(range(key, key + 1) for key in seen.tolist())
 
     @property
     def memory(self) -> Memory:
-        """What the cache must keep. The default is everything."""
+        """What the cache must keep: pages of other positions are given back while a text grows, and
+        never read. The default is everything."""
         return Memory()
+
+    @property
+    def sees_memory(self) -> bool:
+        """Whether a query sees all that its memory keeps of the positions up to its own, so that a
+        single one needs no mask."""
+        return False
 
     @property
     def causal_until(self) -> int:
@@ -107,6 +130,16 @@ class LayerPatterns:
 
     def of_layer(self, index: int) -> Pattern:
         return self.kinds[self.layer_kinds[index % len(self.layer_kinds)]]
+
+    @cached_property
+    def memories(self) -> tuple[Memory, ...]:
+        """What the layers' caches must keep, each once: layers that keep the same share pages."""
+        return tuple(dict.fromkeys(kind.memory for kind in self.kinds))
+
+    @cached_property
+    def kind_memories(self) -> tuple[int, ...]:
+        """Which of the memories each kind has."""
+        return tuple(self.memories.index(kind.memory) for kind in self.kinds)
 
 
 def merge(spans: Iterable[range]) -> list[range]:

@@ -36,6 +36,10 @@ class Causal(Pattern):
         return [range(last + 1)]
 
     @property
+    def sees_memory(self) -> bool:
+        return True
+
+    @property
     def causal_until(self) -> int:
         return 2**63 - 1
 
@@ -77,6 +81,10 @@ class SlidingWindow(Pattern):
     @property
     def memory(self) -> Memory:
         return Memory(self.width, self.sinks)
+
+    @property
+    def sees_memory(self) -> bool:
+        return True
 
     @property
     def causal_until(self) -> int:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
+from gpt.data.batches import Batch, EvalBlocks, Span, TrainBlocks
 from gpt.data.decoding import Newlines, OnError
 from gpt.data.prepare import prepare
 from gpt.data.shards import PreparedData
 from gpt.data.sources import Source, as_sources
 from gpt.errors import ConfigError
 from gpt.tokenizer import Tokenizer
-from gpt.training.blocks import EvalBlocks, Span, TrainBlocks
 
 
 class TextDataModule(L.LightningDataModule):
@@ -172,7 +173,7 @@ class TextDataModule(L.LightningDataModule):
     def val_dataloader(self) -> EvalBlocks:
         return EvalBlocks(
             self.prepared.val,
-            eot=self.tokenizer.eot,
+            eot=self.tokenizer.start,
             block_size=self.block_size,
             batch_size=self.eval_batch_size,
             rank=self._rank,
@@ -182,6 +183,20 @@ class TextDataModule(L.LightningDataModule):
     def test_dataloader(self) -> EvalBlocks:
         """The same held-out text: there is one, and it is evaluated whole."""
         return self.val_dataloader()
+
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Batch:
+        """Move the two tensors, and no more: Lightning looks through collections of any kind."""
+        if batch.ids.device == device:
+            return batch
+        # Only to CUDA is a copy in the background safe.
+        behind = device.type == "cuda"
+        return Batch(
+            batch.ids.to(device, non_blocking=behind),
+            batch.targets.to(device, non_blocking=behind),
+            batch.counted,
+        )
 
     @property
     def _rank(self) -> int:

@@ -19,10 +19,10 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from gpt.data.batches import Tokens
 from gpt.diagnosis import gradient_norms, measure
 from gpt.errors import ConfigError
 from gpt.files import write_atomically
-from gpt.training.blocks import Tokens
 from gpt.training.checkpoints import is_trial
 from gpt.training.module import GPTModule
 from gpt.training.progress import say

@@ -15,9 +15,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from gpt.data.batches import TrainBlocks
 from gpt.errors import ConfigError, UserError
 from gpt.files import write_atomically
-from gpt.training.blocks import TrainBlocks
 from gpt.training.module import GPTModule
 from gpt.training.run import RunFolder
 from gpt.training.throughput import is_logging_step
@@ -198,6 +198,9 @@ def _numbers(steps: list[_Step], trainer: L.Trainer) -> list[tuple[float, float]
     """Loss and gradient norm of each step: one wait for the device, one exchange of processes."""
     if not steps:
         return []
+    if len(steps) == 1 and trainer.world_size == 1:
+        loss, norm = steps[0].loss, steps[0].norm
+        return [(float(loss), 0.0 if norm is None else float(_whole(norm)))]
     device = trainer.strategy.root_device
     losses = torch.stack([step.loss.to(device).double() for step in steps])
     if trainer.world_size > 1:

@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import Callback
 
 from gpt.errors import ConfigError
 from gpt.files import write_atomically
+from gpt.training.lean import LeanTrainer
 from gpt.training.module import GPTModule
 from gpt.training.progress import say
 from gpt.training.run import RunFolder
@@ -39,7 +40,7 @@ A_FALL = 0.02
 """Share of the first loss that has to be gained for it to count as learning."""
 
 
-class RangeTrainer(L.Trainer):
+class RangeTrainer(LeanTrainer):
     """A Lightning trainer that also runs the range test; the command line finds its settings
     here."""
 

@@ -7,8 +7,9 @@ import sys
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
+from gpt.amounts import size
 from gpt.footprint import CPU_SLACK, GPU_SLACK, Training, footprint
-from gpt.inspect import size, verdict
+from gpt.inspect import verdict
 from gpt.lora import adapter_count
 from gpt.machine import Memory, device_memory
 from gpt.training.module import GPTModule

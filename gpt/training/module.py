@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gpt.checkpoint import PAYLOAD_KEY, LoadedModel, checkpoint_payload
 from gpt.config import GPTConfig
+from gpt.data.batches import Batch
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
 from gpt.evaluation import IGNORE, Evaluation, Tally
 from gpt.flops import flops_per_token
@@ -22,12 +23,15 @@ from gpt.patterns import trust
 from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
 from gpt.training.base import check_block_size, check_same_adapters
-from gpt.training.blocks import Batch
 from gpt.training.data import TextDataModule
 from gpt.training.ema import use_trained_weights
+from gpt.training.lean import with_signature_at_hand
 from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
 from gpt.training.rng import rng_states, set_rng_state
 from gpt.training.sharding import is_sharded, shard
+
+_PLAIN = frozenset({"_current_fx_name", "step_loss", "gradient_norm"})
+"""Attributes that are never parameters, buffers or submodules."""
 
 
 class GPTModule(L.LightningModule):
@@ -91,6 +95,16 @@ class GPTModule(L.LightningModule):
         self.gradient_norm: Tensor | None = None
         self._tally = Tally()
         self._rng: list[dict[str, Any]] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what changes at each step without a look at parameters, buffers and submodules.
+
+        Lightning alone notes forty times a step which hook it is in.
+        """
+        if name in _PLAIN:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     # --- Building -------------------------------------------------------------------------------
 
@@ -172,14 +186,10 @@ class GPTModule(L.LightningModule):
         """Most targets of one accumulated part: what its sum of nats is divided by."""
         return self.data.batch_size * self.data.block_size
 
-    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Count the targets while they are on the host, where it costs no wait for the device."""
-        if self.trainer.training:
-            self._part_targets.append(int((batch[1] != IGNORE).sum()))
-        return batch
-
+    @with_signature_at_hand
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        ids, targets = batch
+        ids, targets, counted = batch
+        self._part_targets.append(counted)
         logits = self(ids)
         nats = F.cross_entropy(
             logits.flatten(0, 1).float(),
@@ -266,7 +276,7 @@ class GPTModule(L.LightningModule):
             if gradient_clip_val:
                 self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             return
-        trained = list(self.parameters())  # once: it walks all modules
+        trained = list(self.gpt.parameters())  # once: it walks all modules
         gradients = [p.grad for p in trained if p.grad is not None]
         self.gradient_norm = nn.utils.get_total_norm(gradients)
         if not gradient_clip_val:
@@ -280,8 +290,9 @@ class GPTModule(L.LightningModule):
         self._weigh_gradients()
         self._part_nats.clear()
         self._part_targets.clear()
+        rate = self.current_lr
         for group in optimizer.param_groups:
-            group["lr"] = self.current_lr
+            group["lr"] = rate
 
     def on_train_start(self) -> None:
         """After a resume: the flags given now win over what the optimizer's state remembers, and
@@ -300,7 +311,7 @@ class GPTModule(L.LightningModule):
     # --- Evaluation -----------------------------------------------------------------------------
 
     def _evaluate(self, batch: Batch) -> None:
-        ids, targets = batch
+        ids, targets, _ = batch
         self._tally.add(self(ids), targets)
 
     def _finish_evaluation(self, prefix: str) -> None:

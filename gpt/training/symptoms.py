@@ -159,10 +159,6 @@ def _gradients(seen: Snapshot) -> dict[Place, float]:
     }
 
 
-def _large_gradients(seen: Snapshot, _: Setting) -> Iterator[tuple[Place, float]]:
-    yield from _gradients(seen).items()
-
-
 def _small_gradients(seen: Snapshot, _: Setting) -> Iterator[tuple[Place, float]]:
     """Above 1: a thousandth of what reaches the middle one of the blocks, or nothing at all."""
     norms = _gradients(seen)
@@ -194,6 +190,10 @@ def _slower(setting: Setting) -> str:
     )
 
 
+def _gentler_scores(setting: Setting) -> str:
+    return f"{_qk_norm(setting)}lower {_scale(setting)}, {_slower(setting)}"
+
+
 def _residual(setting: Setting) -> str:
     return f"model.config.residual_scale (now {_n(setting.model.residual_scale)})"
 
@@ -223,7 +223,7 @@ RULES: tuple[Rule, ...] = (
         on=0.99,
         off=0.95,
         finding="all weight is on one key, so that no gradient reaches the others",
-        advice=lambda s: f"{_qk_norm(s)}lower {_scale(s)}, {_slower(s)}",
+        advice=_gentler_scores,
     ),
     Rule(
         "large_logits",
@@ -231,7 +231,7 @@ RULES: tuple[Rule, ...] = (
         on=100.0,
         off=50.0,
         finding="scores go beyond 100, where softmax keeps one key and training tips over",
-        advice=lambda s: f"{_qk_norm(s)}lower {_scale(s)}, {_slower(s)}",
+        advice=_gentler_scores,
         early=True,
     ),
     Rule(
@@ -286,7 +286,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "large_gradients",
-        _large_gradients,
+        lambda seen, _: iter(_gradients(seen).items()),
         on=100.0,
         off=30.0,
         finding="their norm is beyond 100 before clipping",
@@ -395,10 +395,8 @@ def _places(places: set[Place], most: int = 4) -> str:
         heads.setdefault(layer or 0, []).extend([] if head is None else [head])
     shown = []
     for layer in sorted(heads)[:most]:
-        mine = sorted(heads[layer])
-        numbers = ", ".join(map(str, mine))
-        shown.append(
-            f"layer {layer}" + (f" head{'s' if len(mine) > 1 else ''} {numbers}" if mine else "")
-        )
+        numbers = ", ".join(map(str, sorted(heads[layer])))
+        named = f" head{'s' if len(heads[layer]) > 1 else ''} {numbers}" if numbers else ""
+        shown.append(f"layer {layer}{named}")
     more = f" (and {len(heads) - most} more layers)" if len(heads) > most else ""
     return "; ".join(shown) + more

@@ -13,8 +13,10 @@ SAMPLE = (
     "First Citizen:\nBefore we proceed any further, hear me speak.\n\n  All: Speak, speak! ",
     "It's what they'd say: we'll, I'VE, don't; 1234567 3.14 ½ ²x 0x1F  A1b2\t\t\n \r\n\u00a0end  ",
     "naïve café, Äpfel übermäßig; El niño comió 12 piñas. Привет, мир! Γειά σου. שלום עולם",
-    "مرحبا بالعالم हिन्दी में नमस्ते ไทย 日本語のテキスト、漢字。한국어 텍스트 中文字符 🙂👩‍👩‍👧 e\u0301 Å \ufb01n",
-    "def f(x: int) -> str:\n    '''doc'''\n    return {'a': x ** 2, \"b\": [1, 2]}  # ok\n\n\tif (a<=b&&c!=d){}",
+    "مرحبا بالعالم हिन्दी में नमस्ते ไทย 日本語のテキスト、漢字。한국어 中文字符 🙂👩‍👩‍👧 ",
+    "e\u0301 A\u030a \u212b \ufb01n \u1112\u1161\u11ab a\u0323\u0307",
+    "def f(x: int) -> str:\n    '''doc'''\n    return {'a': x ** 2, \"b\": [1]}  # ok\n",
+    "\n\tif (a<=b&&c!=d){} // http://x.y/z?q=1&r=%20\n        return;",
     " leading", "trailing \n", "   ", "\n\n\n", "\t", "a\u2028b\x85c\x00d\x7f ▁under▁score <0x41>",
 )  # fmt: skip
 """Prose, contractions and numbers, other scripts, code, and blanks of all kinds."""
@@ -47,7 +49,8 @@ def check_ids(tokenizer: Tokenizer, described: Mapping[str, Any]) -> bool:
         raise TokenizerError(f"the tokenizers library cannot read it: {reason}") from None
     names = [*tokenizer.special]
     missing = tokenizer.missing_bytes
-    for sample in [*SAMPLE, *_words(tokenizer)]:
+    marked = [" a\n".join(names[i : i + 50]) for i in range(0, len(names), 50)]
+    for sample in [*SAMPLE, *marked, *_words(tokenizer)]:
         if not missing.isdisjoint(sample.encode()):
             continue  # it would be left out there, and is an error here
         wanted = reference.encode(sample, add_special_tokens=False).ids

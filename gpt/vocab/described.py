@@ -13,7 +13,6 @@ from gpt.vocab.files import MAX_TOKEN
 from gpt.vocab.merges import by_pairs, by_scores
 from gpt.vocab.spelling import BYTE_OF, byte_of_token, byte_token, text_bytes, unspelled
 
-BORDERS = (" ", "END")
 NO_TEXT = frozenset([0xC0, 0xC1, *range(0xF5, 0x100)])
 """Bytes that no text in UTF-8 has."""
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpt.errors import TokenizerError
-from gpt.rules import Rules
 from gpt.specials import MAX_VOCAB
 from gpt.splitting import CHAR_PATTERN
 from gpt.tokenizer import Tokenizer
@@ -15,7 +14,7 @@ from gpt.vocab.described import BpeVocabulary, build, choose_ends
 from gpt.vocab.files import MAX_MERGES
 from gpt.vocab.merges import pairs_of
 from gpt.vocab.patterns import GGUF_NAMES, LLAMA3_PATTERN, NAMES, QWEN2_PATTERN
-from gpt.vocab.spelling import byte_of_token, spelled
+from gpt.vocab.spelling import byte_token, spelled
 
 KEY = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -66,18 +65,18 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         name: _id(metadata, name, len(tokens), default if model == "llama" else None)
         for name, default in (("bos", 1), ("eos", 2), ("eot", None), ("eom", None))
     }
-    for id_ in filter(None.__ne__, ids.values()):
-        token = tokens[id_ or 0]
-        if special.setdefault(token, id_ or 0) == id_:
-            vocab.pop(token, None)
-    ends = [tokens[ids[name] or 0] for name in ("eos", "eot", "eom") if ids[name] is not None]
+    named = {name: id_ for name, id_ in ids.items() if id_ is not None}
+    for found in named.values():
+        special[tokens[found]] = found
+        vocab.pop(tokens[found], None)
+    ends = [tokens[found] for name, found in named.items() if name != "bos"]
     end_of_text, others = choose_ends(special, ends, [])
     make = _bytes if model == "gpt2" else _characters
     parts, adds = make(metadata, vocab, tokens, kinds)
     if metadata.get(KEY + "add_bos_token", adds) is True:
-        if ids["bos"] is None:
+        if "bos" not in named:
             raise TokenizerError(f"{KEY}add_bos_token is set, but there is no bos_token_id")
-        parts["begin"] = tokens[ids["bos"]]
+        parts["begin"] = tokens[named["bos"]]
     return build(
         BpeVocabulary(
             vocab=vocab, special=special, always=always, end_of_text=end_of_text, ends=others,
@@ -86,11 +85,11 @@ def _from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     )  # fmt: skip
 
 
-def _texts(metadata: Mapping[str, Any], name: str, most: int) -> list[str]:
+def _texts(metadata: Mapping[str, Any], name: str, most: int, least: int = 1) -> list[str]:
     found = metadata.get(KEY + name)
     if not (
         isinstance(found, list)
-        and 0 < len(found) <= most
+        and least <= len(found) <= most
         and all(isinstance(text, str) for text in found)
     ):
         raise TokenizerError(f"{KEY}{name} is missing, damaged or too long")
@@ -119,7 +118,7 @@ def _bytes(
         )
     pattern = GGUF_NAMES[name]
     merges: dict[tuple[str, str], int] = {}
-    for rank, merge in enumerate(_texts(metadata, "merges", MAX_MERGES)):
+    for rank, merge in enumerate(_texts(metadata, "merges", MAX_MERGES, 0)):
         left, _, right = merge.partition(" ")
         if not left or right == "" or left not in vocab or right not in vocab:
             raise TokenizerError(f"merge {rank} is {merge[:40]!r}, which is no pair of tokens")
@@ -191,7 +190,8 @@ def _written_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
     if name is None:
         raise TokenizerError(
             f"llama.cpp has no name for the split pattern {tokenizer.pattern[:80]!r}, so a GGUF of "
-            f"this model would get other ids; it knows those of {', '.join(sorted({*NAMES.values()}))}"
+            f"this model would get other ids; it knows those of "
+            f"{', '.join(sorted({*NAMES.values()}))}"
         )
     unreached = [token for token in ranks if len(token) > 1 and token not in merging]
     if unreached and name != "llama-bpe":
@@ -223,7 +223,7 @@ def _written_characters(tokenizer: Tokenizer) -> dict[str, Any]:
         )
     assert rules.order is not None
     place = {token: i for i, token in enumerate(rules.order)}
-    fallback = _fallback(tokenizer)
+    fallback = byte_ids(tokenizer)
     texts, kinds = _listed(tokenizer, lambda data: data.decode().replace(" ", "▁"), fallback)
     # Merging goes by score here, so what takes no part must not have a text that could come of it.
     idle = [
@@ -246,7 +246,7 @@ def _written_characters(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _fallback(tokenizer: Tokenizer) -> dict[int, int]:
+def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
     """Bytes by the ids of the tokens that stand for them where a character has none: of two that
     are the same byte the one that takes no part in merging, and all that are half a character."""
     order = set(tokenizer.rules.order or ())
@@ -265,8 +265,6 @@ def _listed(
     tokenizer: Tokenizer, text: Any, fallback: Mapping[int, int] | None = None
 ) -> tuple[list[str], list[int]]:
     """The texts and kinds of all ids."""
-    from gpt.vocab.spelling import byte_token
-
     fallback = fallback or {}
     texts, kinds = [], []
     names = {id_: name for name, id_ in tokenizer.special.items()}

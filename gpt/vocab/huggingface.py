@@ -10,9 +10,9 @@ from gpt.errors import TokenizerError
 from gpt.specials import MAX_VOCAB
 from gpt.tokenizer import Tokenizer
 from gpt.vocab.check import check_ids
-from gpt.vocab.described import BpeVocabulary, build, choose_ends
+from gpt.vocab.described import DOCUMENT_ENDS, BpeVocabulary, build, choose_ends
 from gpt.vocab.files import MAX_MERGES, read, read_json, read_optional
-from gpt.vocab.patterns import QWEN2_PATTERN, of_pre_tokenizer
+from gpt.vocab.patterns import QWEN2_PATTERN, of_pre_tokenizer, steps_of
 
 PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -135,18 +135,19 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 def _vocab(found: Any) -> dict[str, int]:
     vocab = _object(found, "vocabulary")
     for token, id_ in vocab.items():
-        _check_id(token, id_)
+        _checked_id(token, id_)
     if len(set(vocab.values())) < len(vocab):
         raise TokenizerError("two tokens of its vocabulary have the same id")
     return vocab
 
 
-def _check_id(token: str, id_: Any) -> None:
+def _checked_id(token: str, id_: Any) -> int:
     if type(id_) is not int or not 0 <= id_ < MAX_VOCAB:
         raise TokenizerError(
             f"the token {token[:40]!r} has the id {repr(id_)[:40]}, but ids are whole numbers "
             f"from 0 to {MAX_VOCAB - 1}"
         )
+    return id_
 
 
 def _merges(found: Any, vocab: Mapping[str, int]) -> dict[tuple[str, str], int]:
@@ -184,10 +185,11 @@ def _added(found: Any, vocab: Mapping[str, int]) -> tuple[dict[str, int], list[s
     special: dict[str, int] = {}
     always = []
     for token in found:
-        name, id_ = (token.get(key) if isinstance(token, dict) else None for key in _NAMED)
+        fields: dict[str, Any] = token if isinstance(token, dict) else {}
+        name = fields.get("content")
         if not isinstance(name, str) or not name:
             raise TokenizerError(f"an added token is {repr(token)[:60]}, but it needs a content")
-        _check_id(name, id_)
+        id_ = _checked_id(name, fields.get("id"))
         if vocab.get(name, id_) != id_ or special.get(name, id_) != id_:
             raise TokenizerError(f"the token {name[:40]!r} has two ids")
         for flag in ("single_word", "lstrip", "rstrip"):
@@ -208,15 +210,10 @@ def _added(found: Any, vocab: Mapping[str, int]) -> tuple[dict[str, int], list[s
     return special, always
 
 
-_NAMED = ("content", "id")
-
-
 def _normalizer(found: Any) -> tuple[str, str]:
     """The name of a normalizer in `gpt.rules`, and the prefix that it makes."""
-    steps = [found] if found is not None else []
-    if isinstance(found, dict) and found.get("type") == "Sequence":
-        steps = found.get("normalizers") or []
-    kinds = [step.get("type") if isinstance(step, dict) else None for step in steps]
+    steps = steps_of(found, "normalizers", "normalizer")
+    kinds = [step.get("type") for step in steps]
     if not kinds:
         return "", ""
     if kinds == ["NFC"]:
@@ -259,22 +256,15 @@ def _metaspace(found: Any, normalizer: str) -> tuple[str | None, str]:
 
 def _begin(found: Any, settings: Mapping[str, Any], special: Mapping[str, int]) -> str | None:
     """The special token that the post-processor puts before a text."""
-    steps = [found] if found is not None else []
-    if isinstance(found, dict) and found.get("type") == "Sequence":
-        steps = found.get("processors") or []
+    steps = steps_of(found, "processors", "post_processor")
     begin: str | None = None
     for step in steps:
-        kind = step.get("type") if isinstance(step, dict) else None
+        kind = step.get("type")
         if kind == "ByteLevel":
             continue  # it shifts offsets, no ids
         if kind != "TemplateProcessing":
             raise TokenizerError(f"its post_processor {str(kind)[:40]} is not supported")
-        template = step.get("single")
-        parts = [next(iter(part.items()), None) for part in template if isinstance(part, dict)]
-        names = [
-            (value or {}).get("id") if key == "SpecialToken" else None
-            for key, value in filter(None, parts)
-        ]
+        names = _template(step.get("single"))
         if names == [None]:
             continue
         if len(names) != 2 or names[1] is not None or begin is not None:
@@ -295,6 +285,18 @@ def _begin(found: Any, settings: Mapping[str, Any], special: Mapping[str, int]) 
     return begin
 
 
+def _template(found: Any) -> list[str | None]:
+    """What a template puts in a row: names of special tokens, None for the text."""
+    names: list[str | None] = []
+    for part in found if isinstance(found, list) else [None]:
+        inner = part.get("SpecialToken") if isinstance(part, dict) else None
+        name = inner.get("id") if isinstance(inner, dict) else None
+        if not (isinstance(name, str) or (isinstance(part, dict) and "Sequence" in part)):
+            raise TokenizerError(f"its post_processor has {repr(part)[:60]}, no part of a template")
+        names.append(name)
+    return names
+
+
 def _name(value: Any) -> str | None:
     """The text of a token that a configuration names, as text or as an object."""
     if isinstance(value, dict):
@@ -304,15 +306,11 @@ def _name(value: Any) -> str | None:
 
 def _end_ids(folder: Path) -> list[int]:
     """Ids that end a text, as the model's own configurations have them."""
-    found: list[int] = []
+    found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         value = read_optional(folder / name).get("eos_token_id")
-        found += [id_ for id_ in (value if isinstance(value, list) else [value]) if _is_id(id_)]
-    return found
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int
+        found += value if isinstance(value, list) else [value]
+    return [id_ for id_ in found if type(id_) is int]
 
 
 _CLASSES = {
@@ -375,9 +373,8 @@ def _named_tokens(
 ) -> list[dict[str, Any]]:
     """Added tokens as a `tokenizer.json` has them, from the configurations beside the two files."""
     ids = dict(vocab)
-    for name, id_ in read_optional(folder / "added_tokens.json").items():
-        _check_id(name, id_)
-        ids[name] = id_
+    for added, id_ in read_optional(folder / "added_tokens.json").items():
+        ids[added] = _checked_id(added, id_)
     found: dict[str, dict[str, Any]] = {}
     decoder = settings.get("added_tokens_decoder")
     for key, token in (decoder if isinstance(decoder, dict) else {}).items():
@@ -386,13 +383,12 @@ def _named_tokens(
     more = settings.get("additional_special_tokens")
     named = [_name(settings.get(f"{key}_token")) for key in ("bos", "eos", "unk", "pad")]
     named += [_name(one) for one in (more if isinstance(more, list) else [])]
-    for name in named or []:
-        if name is not None and name in ids:
-            found.setdefault(name, {"content": name, "id": ids[name], "special": True})
-    for name in ids.keys() - vocab.keys():
-        found.setdefault(name, {"content": name, "id": ids[name], "special": False})
-    if not found and "<|endoftext|>" in vocab:
-        name = "<|endoftext|>"
-        found[name] = {"content": name, "id": vocab[name], "special": True}
+    if not any(named) and not found:
+        named = [DOCUMENT_ENDS[0]]
+    for token in filter(None, named):
+        if token in ids:
+            found.setdefault(token, {"content": token, "id": ids[token], "special": True})
+    for added in ids.keys() - vocab.keys():
+        found.setdefault(added, {"content": added, "id": ids[added], "special": False})
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [flags | token for token in sorted(found.values(), key=lambda token: token["id"])]

@@ -17,29 +17,49 @@ keeps the tokens with three remains or more, and is refused if one has two.
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpt.errors import TokenizerError
 
-Rank = Callable[[str, str], "int | float | None"]
+Rank = Callable[[str, str], float]
+"""Of a pair; infinite if it does not merge. The lowest goes first, the leftmost of equals."""
+
+SHORT = 64
+"""Up to so many symbols it is fastest to look at all."""
 
 
 def remains(symbols: Sequence[str], rank: Rank) -> tuple[list[str], tuple[str, str] | None]:
-    """What merging leaves of symbols, and the last pair that was merged.
+    """What merging leaves of symbols, and the last pair that was merged."""
+    if len(symbols) > SHORT:
+        return _long_remains(symbols, rank)
+    parts = list(symbols)
+    ranks = [rank(a, b) for a, b in itertools.pairwise(parts)]
+    last = None
+    while ranks and (best := min(ranks)) < math.inf:
+        i = ranks.index(best)
+        last = (parts[i], parts[i + 1])
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        del ranks[i]
+        if i:
+            ranks[i - 1] = rank(parts[i - 1], parts[i])
+        if i < len(ranks):
+            ranks[i] = rank(parts[i], parts[i + 1])
+    return parts, last
 
-    Args:
-        rank: of a pair; None if it does not merge. The lowest goes first, the leftmost of equals.
-    """
+
+def _long_remains(symbols: Sequence[str], rank: Rank) -> tuple[list[str], tuple[str, str] | None]:
     size = len(symbols)
     parts = list(symbols)
     right = list(range(1, size + 1))
     left = list(range(-1, size - 1))
-    heap: list[tuple[int | float, int, str, str]] = []
+    heap: list[tuple[float, int, str, str]] = []
 
     def offer(i: int) -> None:
-        if 0 <= i and right[i] < size:
+        if i >= 0 and right[i] < size:
             a, b = parts[i], parts[right[i]]
-            if (found := rank(a, b)) is not None:
+            if (found := rank(a, b)) < math.inf:
                 heapq.heappush(heap, (found, i, a, b))
 
     for i in range(size - 1):
@@ -84,7 +104,7 @@ def by_pairs(
         first = symbols(token)
         if len(first) < 2:
             continue
-        left, last = remains(first, lambda a, b: merges.get((a, b)))
+        left, last = remains(first, lambda a, b: merges.get((a, b), math.inf))
         if len(left) == 1 and last is not None:
             ranked.append((merges[last], token))
         elif ignore_merges:
@@ -109,21 +129,17 @@ def by_scores(scores: Mapping[str, float], symbols: Callable[[str], Sequence[str
         first = symbols(token)
         if len(first) < 2:
             continue
-        left, _ = remains(first, lambda a, b: _negated(scores.get(a + b)))
+        left, _ = remains(first, lambda a, b: -scores.get(a + b, -math.inf))
         if len(left) == 1:
             found.append((-scores[token], token))
     found.sort()
-    for (score, token), (other, twin) in zip(found, found[1:], strict=False):
+    for (score, token), (other, twin) in itertools.pairwise(found):
         if score == other:
             raise TokenizerError(
                 f"the tokens {token[:40]!r} and {twin[:40]!r} have the same score, so which of "
                 "them merges first depends on the text; this cannot be imported exactly"
             )
     return [token for _, token in found]
-
-
-def _negated(score: float | None) -> float | None:
-    return None if score is None else -score
 
 
 def pairs_of(tokens: Mapping[bytes, int], symbols: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
@@ -141,7 +157,7 @@ def pairs_of(tokens: Mapping[bytes, int], symbols: Iterable[bytes]) -> list[tupl
     for token in sorted(tokens, key=tokens.__getitem__):
         if token in base:
             continue
-        left, last = remains(first_symbols(token, base), lambda a, b: ranks.get(a + b))
+        left, last = remains(first_symbols(token, base), lambda a, b: ranks.get(a + b, math.inf))
         if len(left) == 1 and last is not None:
             found.append((last[0].encode("latin-1"), last[1].encode("latin-1")))
     return found

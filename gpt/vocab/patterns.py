@@ -49,7 +49,7 @@ _ITEM = re.compile(
     (?P<property> \\[pP]\{(?P<name>\w+)\} )
   | (?P<escape> \\[sSdDrnt] | \\[^\w\s] )
   | (?P<class> \[\^? )
-  | (?P<group> \( (?: \?(?: : | i: | = | ! | > ) )? )
+  | (?P<group> \((?!\?) | \(\?(?: : | i: | = | ! | > ) )
   | (?P<close> \) )
   | (?P<repeat> [?*+][?+]? | \{\d+(?:,\d*)?\} (?![?+]) )
   | (?P<bar> \| )
@@ -118,7 +118,7 @@ def of_pre_tokenizer(described: Any) -> tuple[str, str]:
     Raises:
         TokenizerError: one that is not known here.
     """
-    steps = _steps(described)
+    steps = steps_of(described, "pretokenizers", "pre_tokenizer")
     kinds = [step.get("type") for step in steps]
     if not kinds or kinds[-1] != "ByteLevel" or "ByteLevel" in kinds[:-1]:
         raise _unknown(kinds)
@@ -142,13 +142,22 @@ def of_pre_tokenizer(described: Any) -> tuple[str, str]:
     raise _unknown(kinds)
 
 
-def _steps(described: Any) -> list[dict[str, Any]]:
+def steps_of(described: Any, inner: str, what: str) -> list[dict[str, Any]]:
+    """The steps of a part of a `tokenizer.json`, which may be a sequence of them, one, or none.
+
+    Args:
+        inner: what a sequence calls its steps.
+        what: the part's name, for a message.
+
+    Raises:
+        TokenizerError: a step is no object.
+    """
     if isinstance(described, dict) and described.get("type") == "Sequence":
-        found = described.get("pretokenizers")
+        found = described.get(inner)
     else:
         found = [] if described is None else [described]
     if not (isinstance(found, list) and all(isinstance(step, dict) for step in found)):
-        raise TokenizerError("its pre_tokenizer is damaged")
+        raise TokenizerError(f"its {what} is damaged")
     return found
 
 

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 from gpt.errors import TokenizerError
-from gpt.splitting import CHAR_PATTERN
+from gpt.splitting import CHAR_PATTERN, GPT2_PATTERN
 from gpt.tokenizer import Tokenizer
 from gpt.vocab.check import check_ids
+from gpt.vocab.gguf import byte_ids
 from gpt.vocab.merges import pairs_of
 from gpt.vocab.patterns import for_oniguruma
 from gpt.vocab.spelling import byte_token, spelled
@@ -73,6 +74,8 @@ def _described(tokenizer: Tokenizer) -> dict[str, Any]:
                 f"the special token {name!r} is written as an ordinary one is; it cannot be "
                 "exported"
             )
+        # Without a place there it would be given the next id that is free.
+        vocab[name] = id_
     return {
         "version": "1.0",
         "truncation": None,
@@ -122,7 +125,7 @@ def _by_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
         [token for token in tokenizer.plain_tokens if len(token) == 1]
     ):
         raise TokenizerError("a byte of it takes no part in merging; it cannot be exported")
-    if rules.prefix not in ("", "missing") or (rules.prefix and not _is_gpt2(tokenizer)):
+    if rules.prefix not in ("", "missing") or (rules.prefix and tokenizer.pattern != GPT2_PATTERN):
         raise TokenizerError("a byte-level vocabulary with a prefix of this kind is not written")
     level = _byte_level(add_prefix_space=rules.prefix == "missing", use_regex=False)
     split = {
@@ -150,12 +153,6 @@ def _by_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _is_gpt2(tokenizer: Tokenizer) -> bool:
-    from gpt.splitting import GPT2_PATTERN
-
-    return tokenizer.pattern == GPT2_PATTERN
-
-
 def _bytes_or_chars(tokenizer: Tokenizer) -> dict[str, Any]:
     """Nothing merges across characters."""
     tokens = {id_: token for id_, token in enumerate(tokenizer.plain_tokens) if token}
@@ -170,7 +167,7 @@ def _bytes_or_chars(tokenizer: Tokenizer) -> dict[str, Any]:
             },
         }
     texts = {id_: token.decode(errors="replace") for id_, token in tokens.items()}
-    if any(len(text) != 1 or "\ufffd" == text != tokens[id_] for id_, text in texts.items()):
+    if any(len(text) != 1 or text.encode() != tokens[id_] for id_, text in texts.items()):
         raise TokenizerError(
             "a vocabulary of characters and parts of them cannot be written for that library"
         )
@@ -186,11 +183,9 @@ _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 
 
 def _by_characters(tokenizer: Tokenizer) -> dict[str, Any]:
-    from gpt.vocab.gguf import _fallback
-
     rules = tokenizer.rules
     assert rules.order is not None
-    fallback = _fallback(tokenizer)
+    fallback = byte_ids(tokenizer)
     vocab = {
         byte_token(fallback[id_]) if id_ in fallback else token.decode().replace(" ", "▁"): id_
         for id_, token in enumerate(tokenizer.plain_tokens)

@@ -22,7 +22,7 @@ from gpt.weights.gguf_vocabulary import padded
 from gpt.weights.layout import cut
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
+    from gpt.weights.gguf_writer import Writer
 
 Kind = Literal["F32", "F16", "BF16", "Q8_0"]
 _OF_TORCH: dict[torch.dtype, Kind] = {torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -74,8 +74,10 @@ def find_family(config: GPTConfig) -> Family:
     if config.qk_norm:
         return FAMILIES["qwen3"]
     only_qkv = config.has_qkv_bias and not config.bias and not config.has_mlp_bias
-    # llama.cpp reads llama3's frequencies in the family llama alone, which may have biases, too.
-    return FAMILIES["qwen2" if only_qkv and config.rope_scaling != "llama3" else "llama"]
+    # llama.cpp takes biases in the family llama, too, and there alone llama3's frequencies, or
+    # biases with heads of another width.
+    plain = config.rope_scaling != "llama3" and config.head_width * config.n_head == config.d_model
+    return FAMILIES["qwen2" if only_qkv and plain else "llama"]
 
 
 def _unlike(config: GPTConfig, **wanted: Any) -> list[str]:
@@ -142,17 +144,17 @@ def write_gguf(
     Raises:
         CheckpointError: no family computes this, the place is taken, or it cannot be written.
     """
-    from gguf import GGUFWriter
+    from gpt.weights.gguf_writer import Writer
 
     family = find_family(config)
     if path.exists():
         raise CheckpointError(f"{path} exists; choose another place")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    writer = GGUFWriter(temporary, family.name)
+    writer = Writer(temporary, family.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for key, value in {**describe(config, family), **settings}.items():
-            _add(writer, key, value)
+            writer.add(key, value)
         _write_tensors(writer, config, state, family, kind)
         writer.close()
         with open(temporary, "rb+") as file:
@@ -209,21 +211,8 @@ def _rope(config: GPTConfig) -> dict[str, Any]:
     return found
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
-
-
 def _write_tensors(
-    writer: GGUFWriter,
+    writer: Writer,
     config: GPTConfig,
     state: Mapping[str, Tensor],
     family: Family,
@@ -240,15 +229,18 @@ def _write_tensors(
         writer.add_tensor_info(
             name, x.shape, np.dtype(np.float32), x.numel() // block * size, raw_dtype=chosen
         )
-    chosen = kinds["token_embd.weight"].name
-    writer.add_file_type(LlamaFileType["ALL_F32" if chosen == "F32" else f"MOSTLY_{chosen}"])
+    most = kinds["token_embd.weight"].name
+    writer.add_file_type(LlamaFileType["ALL_F32" if most == "F32" else f"MOSTLY_{most}"])
     if kind == "Q8_0":
         writer.add_quantization_version(2)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, x in _tensors(config, state, family):
-        writer.write_tensor_data(_stored(x, kinds[name]))
+        stored = _stored(x, kinds[name])
+        if kinds[name].name == "F16" and bool(x.isfinite().all()) > bool(np.isfinite(stored).all()):
+            raise CheckpointError(f"{name} has numbers too large for F16; choose another type")
+        writer.write_tensor_data(stored)
 
 
 def _tensors(
@@ -279,10 +271,9 @@ def _stored(x: Tensor, kind: Any) -> np.ndarray[Any, Any]:
 
     if kind.name == "BF16" and x.dtype == torch.bfloat16:
         return x.contiguous().view(torch.int16).numpy()
-    if kind.name == "F16" and x.dtype == torch.float16:
-        return x.contiguous().numpy()
+    if kind.name in ("F32", "F16"):
+        return x.to(torch.float32 if kind.name == "F32" else torch.float16).contiguous().numpy()
     rows = x.reshape(1, -1) if x.dim() == 1 else x
     step = max(1, _ROWS // rows.shape[-1])
-    return np.concatenate(
-        [quantize(part.float().contiguous().numpy(), kind) for part in rows.split(step)]
-    )
+    parts = (rows[first : first + step] for first in range(0, len(rows), step))
+    return np.concatenate([quantize(part.float().contiguous().numpy(), kind) for part in parts])

@@ -1,25 +1,29 @@
 """The tensors of a GGUF file, dequantised one at a time.
 
-The file is mapped, not read. A tensor of quantised blocks is turned into float32 by the `gguf`
-package a slice at a time, so that what is held is the result and little besides.
+A tensor of quantised blocks is turned into float32 by the `gguf` package a slice at a time, so that
+what is held is the result and little besides. The file is not mapped: pages of it would count as
+the process's memory until the system takes them back, and a file that is cut short meanwhile would
+end the process.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gpt.errors import CheckpointError
-from gpt.weights.gguf_header import read_header
+from gpt.weights.gguf_header import TensorInfo, read_header
+
+Numbers: TypeAlias = "np.ndarray[Any, Any]"
 
 SLICE = 1 << 18
 """Numbers dequantised at once: a multiple of every block, and small enough for a cache."""
 
-_PLAIN = {
+_PLAIN: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
     "F32": (np.dtype("<f4"), torch.float32),
     "F16": (np.dtype("<f2"), torch.float16),
     "BF16": (np.dtype("<i2"), torch.bfloat16),
@@ -55,7 +59,6 @@ class GGUFFile:
             )
         for kind in {info.kind for info in self._tensors.values()}:
             self._check_kind(kind)
-        self._map = np.memmap(self.path, mode="r", dtype=np.uint8) if self._tensors else None
 
     def names(self) -> list[str]:
         """All tensors, in the file's order."""
@@ -70,27 +73,45 @@ class GGUFFile:
         return str(_kind(self._tensors[name].kind).name)
 
     def read(self, name: str) -> Tensor:
-        """A fresh tensor: float32, float16 and bfloat16 as they are, quantised ones as float32."""
-        info = self._tensors[name]
-        assert self._map is not None, "there is a tensor"
-        data = self._map[info.start : info.start + info.size]
-        kind = self.kind(name)
-        if kind in _PLAIN:
-            stored, dtype = _PLAIN[kind]
-            numbers = torch.from_numpy(np.array(data).view(stored).astype(stored.newbyteorder("=")))
-            return (numbers.view(dtype) if kind == "BF16" else numbers).view(info.shape)
+        """A fresh tensor: float32, float16 and bfloat16 as they are, quantised ones as float32.
+
+        Raises:
+            CheckpointError: the file is not what it was when its header was read.
+        """
+        info, kind = self._tensors[name], self.kind(name)
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(info.start)
+                if kind in _PLAIN:
+                    stored, dtype = _PLAIN[kind]
+                    raw = self._take(file, stored, info.size)
+                    numbers = torch.from_numpy(raw.astype(stored.newbyteorder("="), copy=False))
+                    return (numbers.view(dtype) if kind == "BF16" else numbers).view(info.shape)
+                return torch.from_numpy(self._dequantised(file, info).reshape(info.shape))
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror or error}") from None
+
+    def _dequantised(self, file: BinaryIO, info: TensorInfo) -> Numbers:
         from gguf.constants import GGML_QUANT_SIZES
         from gguf.quants import dequantize
 
         block, block_bytes = GGML_QUANT_SIZES[_kind(info.kind)]
-        out, step = np.empty(info.size // block_bytes * block, np.float32), SLICE // block
+        n_blocks, step = info.size // block_bytes, SLICE // block
+        out = np.empty(n_blocks * block, np.float32)
         # A scale that is infinite or no number is the file's own; it shows in the numbers.
         with np.errstate(all="ignore"):
-            for first in range(0, info.size // block_bytes, step):
-                blocks = data[first * block_bytes : (first + step) * block_bytes]
-                found = dequantize(np.array(blocks)[None], _kind(info.kind))[0]
-                out[first * block : first * block + len(found)] = found
-        return torch.from_numpy(out.reshape(info.shape))
+            for first in range(0, n_blocks, step):
+                n = min(step, n_blocks - first)
+                blocks = self._take(file, np.dtype(np.uint8), n * block_bytes)
+                found = dequantize(blocks[None], _kind(info.kind))[0]
+                out[first * block : (first + n) * block] = found
+        return out
+
+    def _take(self, file: BinaryIO, dtype: np.dtype[Any], size: int) -> Numbers:
+        found: Numbers = np.fromfile(file, dtype, size // dtype.itemsize)
+        if found.nbytes < size:
+            raise CheckpointError(f"{self.path} has become shorter since it was opened")
+        return found
 
     def _check_kind(self, kind: int) -> None:
         from gguf.constants import GGML_QUANT_SIZES

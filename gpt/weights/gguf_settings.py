@@ -114,7 +114,7 @@ class _Reader:
         self.fields.ignore(*_IDLE)
         self.fields.finish()
 
-    def heads(self) -> dict[str, int | None]:
+    def heads(self) -> dict[str, Any]:
         fields = self.fields
         d_model, n_head = fields.integer("embedding_length"), fields.integer("attention.head_count")
         n_kv_head = fields.integer("attention.head_count_kv", n_head)
@@ -149,7 +149,7 @@ class _Reader:
             **self.scaling(context),
         }
 
-    def biases(self) -> dict[str, bool | None]:
+    def biases(self) -> dict[str, Any]:
         """Those of the first block; that the others have the same, the check of tensors sees to."""
         bias, qkv, mlp = (
             f"blk.0.{name}.bias" in self.names for name in ("attn_output", "attn_q", "ffn_down")

@@ -60,7 +60,7 @@ def read_config(values: dict[str, Any], where: str, n_layer: int) -> tuple[str, 
     """
     fields = Fields(values, where)
     family = fields.take("model_type", None)
-    if family not in ARCHITECTURES:
+    if not isinstance(family, str) or family not in ARCHITECTURES:
         raise CheckpointError(
             f"{where}: model_type is {brief(family)}; the families that can be imported are "
             f"{', '.join(ARCHITECTURES)}"
@@ -79,9 +79,7 @@ def read_config(values: dict[str, Any], where: str, n_layer: int) -> tuple[str, 
     fields.only("chunk_size_feed_forward", 0)
     claimed = fields.integer("n_layer" if family == "gpt2" else "num_hidden_layers")
     if claimed != n_layer:
-        raise CheckpointError(
-            f"{where} claims {claimed} layers, but the weights have {n_layer}"
-        )
+        raise CheckpointError(f"{where} claims {claimed} layers, but the weights have {n_layer}")
     read = _gpt2 if family == "gpt2" else _llama
     try:
         config = GPTConfig(n_layer=n_layer, **read(family, fields, n_layer))
@@ -99,14 +97,14 @@ def _gpt2(family: str, fields: Fields, n_layer: int) -> dict[str, Any]:
             f"is {brief(act)}; those that can be imported are gelu, {', '.join(_TANH_GELU)}",
         )
     fields.only("scale_attn_by_inverse_layer_idx", False)
-    context = fields.integer("n_positions", 1024)
+    context, d_model = fields.integer("n_positions", 1024), fields.integer("n_embd", 768)
     fields.only("n_ctx", context)  # an older name of the same
     return {
         "vocab_size": fields.integer("vocab_size", 50257),
         "block_size": context,
         "n_head": fields.integer("n_head", 12),
-        "d_model": fields.integer("n_embd", 768),
-        "d_ff": fields.integer("n_inner", None),
+        "d_model": d_model,
+        "d_ff": fields.integer("n_inner", 4 * d_model),
         "position": "learned",
         "norm": "layernorm",
         "norm_eps": fields.number("layer_norm_epsilon", 1e-5),
@@ -137,18 +135,17 @@ def _llama(family: str, fields: Fields, n_layer: int) -> dict[str, Any]:
     # A null here is as many as n_head; only a missing field is the class's default.
     default = None if fields.has("num_key_value_heads") else kv_heads
     n_kv_head = fields.integer("num_key_value_heads", default)
+    d_model = fields.integer("hidden_size", 4096)
+    width = fields.integer("head_dim", head_dim)
     attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
-    bias, qkv_bias = attention_bias, None
-    mlp_bias = fields.flag("mlp_bias", False) if family == "llama" else False
-    if family == "qwen2":
-        qkv_bias = True
+    mlp_bias = family == "llama" and fields.flag("mlp_bias", False)
     return {
         "vocab_size": fields.integer("vocab_size", vocabulary),
         "block_size": context,
         "n_head": n_head,
         "n_kv_head": None if n_kv_head in (None, n_head) else n_kv_head,
-        "d_model": fields.integer("hidden_size", 4096),
-        "head_dim": fields.integer("head_dim", head_dim),
+        "d_model": d_model,
+        "head_dim": None if width is not None and width * n_head == d_model else width,
         "d_ff": fields.integer("intermediate_size", _FEED_FORWARD[family]),
         "position": "rotary",
         **read_rope(fields, context),
@@ -156,9 +153,9 @@ def _llama(family: str, fields: Fields, n_layer: int) -> dict[str, Any]:
         "norm": "rmsnorm",
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
         "mlp": "swiglu",
-        "bias": bias,
-        "qkv_bias": qkv_bias,
-        "mlp_bias": None if mlp_bias == bias else mlp_bias,
+        "bias": attention_bias,
+        "qkv_bias": True if family == "qwen2" else None,
+        "mlp_bias": None if mlp_bias == attention_bias else mlp_bias,
         "qk_norm": family == "qwen3",
         "tie_embeddings": fields.flag("tie_word_embeddings", False),
     }

@@ -36,8 +36,9 @@ def read_rope(fields: Fields, context: int) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_base": base}
     if kind == "dynamic":
         rope.refuse(
-            "rope_type", "is 'dynamic', which turns the same token otherwise as a text grows and is "
-            f"not supported; up to {context} tokens it changes nothing: delete rope_scaling to use "
+            "rope_type",
+            "is 'dynamic', which turns the same token otherwise as a text grows; that is not "
+            f"supported. Up to {context} tokens it changes nothing: delete rope_scaling to use "
             "the model as far as that",
         )  # fmt: skip
     if kind in ("linear", "llama3", "yarn"):

@@ -25,7 +25,7 @@ from gpt.weights.layout import Layout, Part, count_layers, same, stacked
 from gpt.weights.source import Foreign
 
 CONFIG_FILE, WEIGHTS_FILE = "model_config.yaml", "lit_model.pth"
-MAX_CONFIG = 1 << 20
+MAX_CONFIG, MAX_DEPTH = 1 << 16, 8
 
 
 def open_folder(path: Path, *, vocabulary: bool = True) -> Foreign:
@@ -69,10 +69,15 @@ def _yaml(path: Path) -> Any:
     if len(text) > MAX_CONFIG:
         raise CheckpointError(f"{path} has {len(text)} characters; that is no configuration")
     try:
-        # Aliases let a few lines stand for billions of values.
+        # Aliases let a few lines stand for billions of values, and depth takes quadratic time.
+        depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise CheckpointError(f"{path} uses a YAML alias, which LitGPT does not write")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > MAX_DEPTH:
+                raise CheckpointError(
+                    f"{path} uses aliases or values {MAX_DEPTH} deep, which LitGPT does not write"
+                )
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = (str(error).splitlines() or ["?"])[0][:200]
@@ -133,7 +138,7 @@ def read_config(values: Any, where: str, n_layer: int, tied: bool) -> GPTConfig:
             rope_dims=None if share == 1 else int(share * width),
             **_rope(fields),
             pattern=_pattern(fields, n_layer),
-            norm={"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}.get(norm, norm),  # type: ignore[arg-type]
+            norm={"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}.get(norm, norm),
             norm_eps=fields.number("norm_eps", 1e-5),
             mlp="swiglu" if mlp == "LLaMAMLP" else gelu,  # type: ignore[arg-type]
             bias=bias,

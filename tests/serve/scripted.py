@@ -33,11 +33,17 @@ class ScriptedModel:
     """
 
     def __init__(
-        self, vocab_size: int, following: Callable[[int, int], int], *, block_size: int = 64
+        self,
+        vocab_size: int,
+        following: Callable[[int, int], int],
+        *,
+        block_size: int = 64,
+        pattern: str = "causal",
     ) -> None:
         self.config = GPTConfig(
-            vocab_size=vocab_size, block_size=block_size, n_layer=1, n_head=1, d_model=2
-        )
+            vocab_size=vocab_size, block_size=block_size, n_layer=1, n_head=1, d_model=2,
+            pattern=pattern,
+        )  # fmt: skip
         self.entered = 0
         self.steps: list[tuple[int, int]] = []
         self.fail_next: BaseException | None = None

@@ -24,8 +24,8 @@ def successor(position: int, token: int) -> int:
     return (token + 1) % 256
 
 
-def counting(block_size: int = 64) -> ScriptedModel:
-    return ScriptedModel(BYTES.n_vocab, successor, block_size=block_size)
+def counting(block_size: int = 64, pattern: str = "causal") -> ScriptedModel:
+    return ScriptedModel(BYTES.n_vocab, successor, block_size=block_size, pattern=pattern)
 
 
 def request(prompt: bytes, **settings: object) -> pb.GenerateRequest:
@@ -286,3 +286,23 @@ def test_one_client_serves_many_threads(serve: Serve) -> None:
     assert {i: c.token_ids for i, c in found.items()} == {
         i: [i + k for k in range(1, 11)] for i in range(8)
     }
+
+
+def test_a_text_goes_past_the_context_if_every_layer_forgets(serve: Serve) -> None:
+    """In a cache of five pages of four; what is not told to go on ends with the context."""
+    served = serve(counting(8, "window:6"), n_pages=6, page_size=4, prefill_chunk=8)
+    made = ids_of(served.stub.Generate(request(b"A", max_tokens=100)))
+    assert made == list(range(66, 166))
+    long = bytes(range(65, 95))
+    assert ids_of(served.stub.Generate(request(long, max_tokens=2))) == [95, 96]
+    assert len(ids_of(served.stub.Generate(request(b"A")))) == 8
+    with pytest.raises(RequestError, match="context holds 8; shorten it, or set max_tokens"):
+        served.client.generate("123456789")
+    served.check_for_leaks()
+
+
+def test_a_text_ends_with_the_context_if_a_layer_remembers_everything(serve: Serve) -> None:
+    served = serve(counting(8))
+    assert len(ids_of(served.stub.Generate(request(b"A", max_tokens=100)))) == 8
+    with pytest.raises(RequestError, match=r"context holds 8; shorten it$"):
+        served.client.generate("123456789", max_tokens=2)

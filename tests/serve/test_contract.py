@@ -45,4 +45,5 @@ def test_what_zero_could_mean_is_told_apart_from_not_given() -> None:  # S14
     fields = pb.GenerationSpec.DESCRIPTOR.fields
     scalars = {f.name for f in fields if f.message_type is None and not f.is_repeated}
     with_presence = {f.name for f in fields if f.has_presence}
-    assert scalars - with_presence == {"model"}, "only an empty model name means that none is given"
+    # Only an empty model name means that none is given, and false that it is not asked for.
+    assert scalars - with_presence == {"model", "echo", "ignore_end_of_text"}

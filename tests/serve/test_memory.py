@@ -15,25 +15,51 @@ CONFIG = GPTConfig(vocab_size=10, block_size=100, n_layer=2, n_head=2, d_model=8
 CPU = torch.device("cpu")
 
 
-def pool(budget: int | None, max_running: int = 4) -> memory.Pool:
+def pool(budget: int | None, max_running: int = 4, config: GPTConfig = CONFIG) -> memory.Pool:
     return size_pool(
-        CONFIG,
+        config,
         page_size=16,
         dtype=torch.float32,
         device=CPU,
         max_running=max_running,
+        prefill_chunk=64,
         budget=budget,
     )
 
 
 def test_enough_for_every_running_context_and_no_more() -> None:
-    assert pool(2**30).n_pages == 1 + 4 * 7  # 100 tokens fill 7 pages of 16
+    assert pool(2**30).n_pages == [1 + 4 * 7]  # 100 tokens fill 7 pages of 16
+
+
+def test_each_group_gets_what_its_layers_remember() -> None:
+    """Full: whole contexts. A window of 20: 3 pages at most a text, whatever its length, and those
+    of one chunk of 64 besides."""
+    mixed = CONFIG.replace(block_size=400, n_layer=4, pattern=["window:20", "causal"])
+    sized = pool(2**30, config=mixed)
+    assert sized.n_pages == [1 + 4 * 3 + 4, 1 + 4 * 25]
+    assert sized.page_bytes == [2 * 2 * 8 * 4 * 16] * 2
+    text = str(sized)
+    assert "16 for 2 layers with the last 20 positions, 0.0 MiB;" in text
+    assert "100 for 2 layers with every position" in text
+    assert f"{sized.bytes / 2**20:.1f} MiB in all" in text
+    least = pool(2**30, 1, config=mixed)
+    assert least.n_pages == [1 + 3 + 4, 1 + 25]
+    short = pool(least.bytes * 2, config=mixed)
+    assert 2 * least.bytes - 2 * sized.page_bytes[0] < short.bytes <= 2 * least.bytes
+    with pytest.raises(ServerError, match="one full context of 400 tokens"):
+        pool(least.bytes - 1, config=mixed)
+
+
+def test_a_text_without_end_needs_its_window_whatever_the_context() -> None:
+    endless = CONFIG.replace(pattern="window:200")
+    assert pool(2**30, config=endless).n_pages == [1 + 4 * 14 + 4]
+    assert pool(2**30, config=endless.replace(position="learned")).n_pages == [1 + 4 * 7]
 
 
 def test_no_more_than_the_budget() -> None:
-    page = KVCache.page_bytes(CONFIG, 16, torch.float32)
+    (page,) = KVCache.page_bytes(CONFIG, 16, torch.float32)
     assert page == 2 * 2 * 8 * 4 * 16  # keys and values, layers, width, bytes, tokens
-    assert pool(12 * page + 5).n_pages == 12
+    assert pool(12 * page + 5).n_pages == [12]
     cache = KVCache(CONFIG, 12, 16)
     held = sum(t.nbytes for i in range(2) for t in (cache.layer(i).keys, cache.layer(i).values))
     assert held == 12 * page
@@ -42,11 +68,11 @@ def test_no_more_than_the_budget() -> None:
 def test_a_budget_below_one_context_is_an_error_with_the_number() -> None:
     with pytest.raises(ServerError, match=r"100 tokens takes .* GiB; set --kv-cache-gb"):
         pool(1000)
-    assert pool(8 * KVCache.page_bytes(CONFIG, 16)).n_pages == 8
+    assert pool(8 * KVCache.page_bytes(CONFIG, 16)[0]).n_pages == [8]
 
 
 def test_a_share_of_the_free_memory_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = KVCache.page_bytes(CONFIG, 16)
+    (page,) = KVCache.page_bytes(CONFIG, 16)
     monkeypatch.setattr(memory, "free_memory", lambda device: 40 * page)
-    assert pool(None).n_pages == 10
+    assert pool(None).n_pages == [10]
     assert "9 pages of 16 tokens" in str(pool(None))

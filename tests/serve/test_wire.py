@@ -34,6 +34,15 @@ OTHER: dict[str, Any] = {
     "frequency_penalty": -2.0,
     "presence_penalty": 1.5,
     "logprobs": 0,
+    "logit_bias": ((3, -1.5), (7, 2.0)),
+    "allowed_tokens": (3, 9),
+    "min_tokens": 1,
+    "stop_tokens": (5,),
+    "ignore_end_of_text": True,
+    "prompt_logprobs": 0,
+    "json_schema": "{}",
+    "regex": "a+",
+    "grammar": 'start: "a"',
 }
 """For each setting a value that is allowed and not the default."""
 
@@ -50,7 +59,19 @@ BAD: dict[str, Any] = {
     "frequency_penalty": float("inf"),
     "presence_penalty": 2.5,
     "logprobs": 21,
+    "logit_bias": ((3, 101.0),),
+    "allowed_tokens": (),
+    "min_tokens": -1,
+    "stop_tokens": tuple(range(65)),
+    "prompt_logprobs": 21,
+    "json_schema": "",
+    "regex": "",
+    "grammar": "",
 }
+
+ONE_CONSTRAINT = {name: OTHER[name] for name in OTHER if name not in ("json_schema", "regex")}
+DEFAULTS = {name: () if name in ("stop", "stop_tokens", "logit_bias") else None for name in OTHER}
+"""What is given where nothing is."""
 
 FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
 
@@ -63,11 +84,13 @@ def served() -> Iterator[Served]:
 
 def read(spec: pb.GenerationSpec) -> SamplingParams:
     config = ScriptedModel(BYTES.n_vocab, lambda *_: ANY).config
-    return SequenceReader(BYTES, config).to_generate(spec).params
+    [sequence] = SequenceReader(BYTES, config).to_generate(spec).sequences
+    return sequence.params
 
 
 def test_the_tables_and_the_client_know_every_setting() -> None:
-    assert set(FIELDS) == set(OTHER) == set(BAD) == set(get_type_hints(wire.SamplingSettings))
+    assert set(FIELDS) == set(OTHER) == set(get_type_hints(wire.SamplingSettings))
+    assert set(FIELDS) == {*BAD, "ignore_end_of_text"}  # of a bool no value is bad
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -83,7 +106,7 @@ def test_a_setting_reaches_the_sampler_as_it_was_given(name: str) -> None:
 
 
 def test_a_zero_is_told_apart_from_nothing() -> None:  # S14
-    names = [name for name in FIELDS if name != "stop"]
+    names = [name for name in FIELDS if type(OTHER[name]) in (int, float)]
     zeros = wire.spec_message("x", dict.fromkeys(names, 0), "")  # type: ignore[arg-type]
     assert wire.settings_of(zeros) == dict.fromkeys(names, 0)
 
@@ -92,14 +115,14 @@ def test_a_zero_is_told_apart_from_nothing() -> None:  # S14
 def test_a_setting_that_is_not_given_has_the_sampler_s_default(name: str) -> None:
     for spec in (
         wire.spec_message("x", {}, ""),
-        wire.spec_message("x", {name: () if name == "stop" else None}, ""),  # type: ignore[misc]
+        wire.spec_message("x", {name: DEFAULTS[name]}, ""),  # type: ignore[misc]
     ):
         assert wire.settings_of(spec) == {}
         if name != "seed":
             assert getattr(read(spec), name) == getattr(SamplingParams(), name)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", BAD)
 def test_a_bad_setting_is_refused_by_name(served: Served, name: str) -> None:
     with pytest.raises(RequestError) as caught:
         served.client.generate("x", **{name: BAD[name]})
@@ -110,6 +133,8 @@ def test_a_bad_setting_is_refused_by_name(served: Served, name: str) -> None:
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_served_text_under_a_setting_is_the_sampled_text(served: Served, name: str) -> None:
     settings = {"max_tokens": 20, "seed": 3, name: OTHER[name]}
+    if name == "grammar":  # something to choose from
+        settings[name] = "start: /[ab]{8}/"
     local = list(generate(served.model, BYTES, "abc", SamplingParams(**settings)))
     answer = served.client.generate("abc", **settings)
     assert answer.token_ids == [piece.token for piece in local]
@@ -122,7 +147,7 @@ def test_an_unknown_setting_is_a_mistake_in_the_program(served: Served) -> None:
 
 
 def test_all_settings_of_the_command_line_are_sent() -> None:
-    params = SamplingParams(**OTHER)
+    params = SamplingParams(**ONE_CONSTRAINT)
     assert read(wire.spec_message("x", wire.settings_of_params(params), "")) == params
 
 
@@ -130,12 +155,15 @@ SCORE = TokenScore(7, b"\xc3", -1.5, (TokenScore(8, b"", -0.25), TokenScore(7, b
 
 
 def test_what_comes_back_is_what_was_sent() -> None:
-    delta = Delta("é", [7, 8], [SCORE, SCORE])
+    delta = Delta("é", [7, 8], [SCORE, SCORE], [b"\xc3", b"\xa9"], 3)
     assert wire.delta_of(wire.delta_message(delta)) == delta
     for finish in (
         Finish("stop", "x", 1, 2, 2**63 - 1, 0.5, 1.5, 2.5),
         Finish("end_of_text", None, 1, 2, 0, 0.5, 1.5, 2.5),
         Finish("length", None, 3, 4, 5, 0.5, 1.5, 2.5),
+        Finish("stop", None, 3, 4, 5, 0.5, 1.5, 2.5, 2, 7, 1),
+        Finish("time_limit", None, 3, 0, 5, 0.5, 0.0, 0.0),
+        Finish("complete", None, 3, 4, 5, 0.5, 1.5, 2.5),
     ):
         assert wire.finish_of(wire.finish_message(finish)) == finish
     architecture = {

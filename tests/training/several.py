@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from gpt.data.batches import Batch, TrainBlocks
 from gpt.evaluation import IGNORE
-from gpt.training.blocks import Batch, TrainBlocks
 from gpt.training.callbacks import FinalValidation
 from gpt.training.diagnosis import Diagnosis
 from tests.training.small import make_data, make_module, make_trainer
@@ -48,9 +48,9 @@ class Ragged:
         return len(self.blocks)
 
     def __iter__(self) -> Iterator[Batch]:
-        for ids, targets in self.blocks:
+        for ids, targets, _ in self.blocks:
             kept = torch.arange(ids.shape[1]) < (ids[:, :1] % (ids.shape[1] + 1))
-            yield ids, torch.where(kept, targets, IGNORE)
+            yield Batch(ids, torch.where(kept, targets, IGNORE), int(kept.sum()))
 
 
 def main(argv: list[str] | None = None) -> None:

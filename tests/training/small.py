@@ -11,10 +11,10 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from gpt.config import GPTConfig
-from gpt.training.cli import TRAINER_DEFAULTS
 from gpt.training.data import TextDataModule
 from gpt.training.module import GPTModule
 from gpt.training.optim import OptimizerConfig
+from gpt.training.train_cli import TRAINER_DEFAULTS
 
 TEXT = "the king shall speak and my lord will hear what noble thing we say of love and war"
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 
+from gpt.data.batches import Batch
 from gpt.evaluation import IGNORE
-from gpt.training.blocks import Batch
 from gpt.training.data import TextDataModule
 from tests.training.small import fit, make_data, make_module
 
@@ -69,13 +69,13 @@ def block(seed: int, valid: int) -> Batch:
     ids = torch.randint(0, 256, (1, T), generator=torch.Generator().manual_seed(seed))
     targets = torch.full((1, T), IGNORE)
     targets[0, :valid] = ids[0, 1 : valid + 1]
-    return ids, targets
+    return Batch(ids, targets, valid)
 
 
 def test_accumulation_weighs_parts_by_their_targets_and_logs_the_loss_of_all(tmp_path, corpus):
     """Parts with 3 and 1 targets make the step of one batch of 4, whose loss is what is logged."""
     three, one = block(1, 3), block(2, 1)
-    both: Batch = (torch.cat([three[0], one[0]]), torch.cat([three[1], one[1]]))
+    both = Batch(torch.cat([three[0], one[0]]), torch.cat([three[1], one[1]]), 4)
     parts, whole = FirstGradients(), FirstGradients()
     accumulated = fit(
         tmp_path, corpus, 1, [parts], data=given(corpus, [three, one], 1),
@@ -100,7 +100,7 @@ def test_accumulation_weighs_parts_by_their_targets_and_logs_the_loss_of_all(tmp
 
 
 def test_a_step_without_any_target_leaves_the_model_alone(tmp_path, corpus):
-    nothing = (torch.ones(1, T, dtype=torch.int64), torch.full((1, T), IGNORE))
+    nothing = Batch(torch.ones(1, T, dtype=torch.int64), torch.full((1, T), IGNORE), 0)
     module = fit(
         tmp_path, corpus, 1, data=given(corpus, [nothing], 1),
         module=make_module(optimizer={"weight_decay": 0.0}),

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt.data.batches import IGNORE, EvalBlocks, Span, TrainBlocks
 from gpt.errors import DataError
-from gpt.training.blocks import IGNORE, EvalBlocks, Span, TrainBlocks
 
 
 def loader(n=60, block_size=5, batch_size=4, seed=1, **options):
@@ -20,7 +20,7 @@ def loader(n=60, block_size=5, batch_size=4, seed=1, **options):
 
 
 def take(blocks, count):
-    return [targets.clone() for _, targets in itertools.islice(iter(blocks), count)]
+    return [targets.clone() for _, targets, _ in itertools.islice(iter(blocks), count)]
 
 
 def test_an_epoch_has_each_token_as_a_target_exactly_once():
@@ -41,7 +41,7 @@ def test_no_token_comes_twice_in_an_epoch_and_all_batches_are_full(n, batch_size
 
 
 def test_the_target_is_the_token_after_round_the_end_of_the_ring():
-    for ids, targets in itertools.islice(iter(loader()), 6):
+    for ids, targets, _ in itertools.islice(iter(loader()), 6):
         assert torch.equal((ids + 1) % 60, targets)
         assert torch.equal(ids[:, 1:], targets[:, :-1])
 
@@ -98,8 +98,8 @@ def test_evaluation_has_every_token_as_a_target_once_in_order(n, batch_size, blo
     blocks = evaluation(n, batch_size, block_size)
     batches = list(blocks)
     assert len(batches) == len(blocks)
-    ids = torch.cat([ids.flatten() for ids, _ in batches])
-    targets = torch.cat([targets.flatten() for _, targets in batches])
+    ids = torch.cat([ids.flatten() for ids, _, _ in batches])
+    targets = torch.cat([targets.flatten() for _, targets, _ in batches])
     assert targets[:n].tolist() == list(range(100, 100 + n))
     assert ids[:n].tolist() == [7, *range(100, 100 + n - 1)]
     assert set(targets[n:].tolist()) <= {IGNORE}
@@ -109,14 +109,14 @@ def test_evaluation_has_every_token_as_a_target_once_in_order(n, batch_size, blo
 def test_evaluation_twice_gives_the_same_batches():
     blocks = evaluation(11)
     assert all(torch.equal(a, b) for x, y in zip(blocks, blocks, strict=True)
-               for a, b in zip(x, y, strict=True))  # fmt: skip
+               for a, b in zip(x[:2], y[:2], strict=True))  # fmt: skip
 
 
 @given(n=st.integers(1, 60), world_size=st.integers(1, 4))
 def test_processes_share_the_evaluation_out(n, world_size):
-    whole = [targets.flatten() for _, targets in evaluation(n)]
+    whole = [targets.flatten() for _, targets, _ in evaluation(n)]
     shares = [
-        [t.flatten() for _, t in evaluation(n, rank=r, world_size=world_size)]
+        [t.flatten() for _, t, _ in evaluation(n, rank=r, world_size=world_size)]
         for r in range(world_size)
     ]
     assert sum(map(len, shares)) == len(whole)
@@ -181,7 +181,7 @@ def test_a_source_is_seen_as_often_as_its_weight_says_and_evenly(weights, seed):
 
 def test_a_block_ends_within_its_source():
     blocks, spans = mixed([1.0, 2.0, 0.5], batch_size=1)
-    for (ids, targets), _ in zip(blocks, range(200), strict=False):
+    for (ids, targets, _), _ in zip(blocks, range(200), strict=False):
         span = spans[of_source(ids[0], spans)]
         size = span.stop - span.start
         assert torch.equal((ids - span.start + 1) % size, targets - span.start)

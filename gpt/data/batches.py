@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,8 +25,19 @@ ENDLESS = 2**40
 _MIX = 2**32
 """The stream of random numbers that orders a mix; those below belong to its sources."""
 
-Batch = tuple[Tensor, Tensor]
-"""ids (B, T) int64 and targets (B, T) int64: the token after each id, or IGNORE."""
+
+class Batch(NamedTuple):
+    """B blocks of T tokens.
+
+    Attributes:
+        ids: (B, T) int64.
+        targets: (B, T) int64, the token after each id, or IGNORE.
+        counted: targets that are not IGNORE, known here without waiting for any device.
+    """
+
+    ids: Tensor
+    targets: Tensor
+    counted: int
 
 
 class Tokens(Protocol):
@@ -151,7 +162,7 @@ class TrainBlocks:
             if head < T + 1:
                 rows[i, head:] = self.tokens[ring : ring + T + 1 - head]
         both = torch.from_numpy(rows)
-        return both[:, :-1], both[:, 1:]
+        return Batch(both[:, :-1], both[:, 1:], rows.shape[0] * T)
 
     def cuts(self, epoch: int) -> np.ndarray:
         """(blocks_per_epoch,) where each block of an epoch starts, in the order of training."""
@@ -206,8 +217,8 @@ class TrainBlocks:
 class EvalBlocks:
     """A whole stream, in order: each token is a target exactly once.
 
-    The first token is predicted from end-of-text, the first of each later block from the token
-    before it. The last block is filled up with targets that count for nothing.
+    The first token is predicted from `eot`, the first of each later block from the token before it.
+    The last block is filled up with targets that count for nothing.
 
     Blocks do not overlap, unless there is a stride: then each begins `stride` tokens after the one
     before it and counts its last `stride` targets alone (the first block counts all), so that every
@@ -218,7 +229,7 @@ class EvalBlocks:
 
     Args:
         tokens: the stream.
-        eot: id of end-of-text.
+        eot: id of what comes before the first token of a document (`Tokenizer.start`).
         block_size: T, tokens a block.
         batch_size: blocks a batch; it does not change what is counted.
         stride: 1 to block_size; None: block_size.
@@ -274,4 +285,5 @@ class EvalBlocks:
             counts = starts[:, None] + place < n
             counts &= (place >= T - self.stride) | (starts[:, None] == 0)
             targets = np.where(counts, rows[:, 1:], IGNORE)
-            yield torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets)
+            ids = torch.from_numpy(rows[:, :-1].copy())
+            yield Batch(ids, torch.from_numpy(targets), int(counts.sum()))

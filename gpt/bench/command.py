@@ -1,0 +1,128 @@
+"""The `antiphon bench` command: finds the benchmark, and imports what it needs when it runs.
+
+A benchmark is a module with two functions: `configure(parser)` adds its options, `run(args)` does
+the work and returns the exit status. Importing the module must not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpt.arguments import CommandParser, examples
+from gpt.bench.output import check_outputs
+from gpt.patterns.text import FORMS
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One subcommand.
+
+    Attributes:
+        module: where `configure` and `run` are.
+        help: one line for the list.
+        description: what is measured, against what, and how to read it.
+        examples: without the leading `antiphon bench`.
+    """
+
+    module: str
+    help: str
+    description: str
+    examples: tuple[str, ...]
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "attention": Benchmark(
+        "gpt.bench.attention",
+        "time and memory of every attention pattern, against full attention, LSTM and RNN",
+        f"""\
+Measure what it takes to mix the tokens of a text, by its length: time, share of what the
+machine can do, and peak memory, forward alone and forward with backward.
+
+  naive       matmul, mask, softmax, matmul: every score is held
+  fused       torch's scaled_dot_product_attention, causal: full attention at its best
+  PATTERN     as training runs it (gpt.attention.attend); there are
+              {", ".join(FORMS[1:4])},
+              {", ".join(FORMS[4:])}
+  lstm, rnn   nn.LSTM and nn.RNN of the heads' joint width; their own matrix products are in it,
+              while attention's projections are not
+
+Rows take turns, so a slow spell of the machine hits all of them; medians stand with the least
+and the most. "x fused" is how many times faster a row's median is than that of fused. "limit"
+is the share of the machine's measured matrix-product speed (of a GPU: the datasheet's) that the
+useful FLOPs come to; of attention those are the products of (query, key) pairs that may be
+seen, so a kernel that computes what it then hides has less.
+
+Memory is what a process grows by while it makes the plan (or mask) and runs once: peak resident
+memory on a CPU, each run in a fresh process; the allocator's peak on a GPU. In the end,
+exponents are fitted to the medians: time ~ length^e, least squares of the logarithms.""",
+        (
+            "attention",
+            "attention --lengths 1024,8192 --rows fused,patterns --patterns window:256",
+            "attention --lengths 1024,2048,4096,8192 --json attention.json --plot attention.png",
+            "attention --patterns window:256 fixed:64:4 'mine.patterns:Mine(16)' --no-memory",
+            "attention --lengths 8192 --rows fused,patterns --patterns window:256 --flex",
+        ),
+    ),
+    "recall": Benchmark(
+        "gpt.bench.recall",
+        "how far back a GPT, an LSTM and an RNN of equal size remember what they read",
+        """\
+Train small models to recall what they read at some distance, and see how far back they can.
+
+A text begins with pairs of a key and a value, goes on with filler, and ends with the keys in
+another order: after each the model must give the value that stood behind it. All keys and
+values are drawn anew for every text, so nothing can be known by heart. Every model trains on
+the same texts of all distances, and has as many parameters as the first.
+
+Two tables by distance (in tokens, from the key in the question back to the key in the pair):
+accuracy, and how strongly the loss at the question depends on the key's embedding (the norm of
+its gradient, a mean over texts), before training and after. A loss that is solved has hardly a
+gradient, so compare models by the norms before training: where a recurrent network's fall with
+distance, attention's do not.
+
+Runs some minutes with the defaults; Ctrl-C stops the model in training where it is and shows
+what there is. The same seed and threads give the same numbers.""",
+        (
+            "recall",
+            "recall --distances 16,64 --steps 100",
+            "recall --position rotary alibi --pattern causal window:64 --models gpt",
+            "recall --steps 1000 --json recall.json --plot recall.png",
+        ),
+    ),
+}
+
+
+def build_parser(prog: str) -> CommandParser:
+    parser = CommandParser(
+        prog=prog,
+        description="Measure what the project claims, on this machine.",
+        epilog=_examples(prog, *(each.examples[0] for each in BENCHMARKS.values())),
+    )
+    actions = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    for name, benchmark in BENCHMARKS.items():
+        below = actions.add_parser(
+            name,
+            help=benchmark.help,
+            description=benchmark.description,
+            epilog=_examples(prog, *benchmark.examples),
+        )
+        _module(benchmark).configure(below)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "antiphon bench") -> int:
+    args = build_parser(prog).parse_args(argv)
+    check_outputs(args)
+    status: int = _module(BENCHMARKS[args.benchmark]).run(args)
+    return status
+
+
+def _module(benchmark: Benchmark) -> Any:
+    return importlib.import_module(benchmark.module)
+
+
+def _examples(prog: str, *lines: str) -> str:
+    return examples(*(f"{prog} {line}" for line in lines))

@@ -1,0 +1,225 @@
+"""Associative recall: the texts, the recurrent models, training and testing.
+
+The task is that of Arora et al., "Zoology: measuring and improving recall in efficient language
+models" (arXiv 2312.04927), in a form in which the distance is exact: with n pairs,
+
+    k1 v1 k2 v2 … kn vn   f f f … f   k3 v3 k1 v1 …
+    └── n pairs ────────┘ └filler┘    └ all keys, in random order
+
+The first key of the question stands exactly `distance` tokens behind its place in the pairs, and
+it is the one that is tested; training learns from all n answers. Keys of a text differ, its values
+may repeat, so no answer can be had by elimination. Whether the gradient of the loss reaches so far
+back is what decides if a recurrent network can learn it (Bengio et al., "Learning long-term
+dependencies with gradient descent is difficult", 1994).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.config import GPTConfig
+from gpt.model import GPT
+
+KEYS, VALUES, FILLERS = 32, 16, 16
+VOCABULARY = KEYS + VALUES + FILLERS
+WARM_UP_STEPS = 20
+BATCH_TOKENS = 4096
+"""Of a step, about: short texts come in larger batches."""
+BATCHES = (4, 64)
+TEST_TEXTS = 128
+INIT_STD = 0.05
+
+
+class Model(Protocol):
+    embed: nn.Embedding
+
+    def __call__(self, ids: Tensor) -> Tensor: ...
+
+    def parameters(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A batch.
+
+    Attributes:
+        ids: (B, T) int64.
+        key: (B,) where the key that is asked for first stands in the pairs.
+        asked: (B, n) where the keys of the question stand, the first of them first.
+        answers: (B, n) the values that belong behind them.
+    """
+
+    ids: Tensor
+    key: Tensor
+    asked: Tensor
+    answers: Tensor
+
+
+def make_texts(batch: int, distance: int, pairs: int, rng: torch.Generator) -> Texts:
+    """Texts in which the first answer lies `distance` (at least 2 * pairs) tokens back."""
+    keys = torch.rand(batch, KEYS, generator=rng).argsort(-1)[:, :pairs]  # (B, n)
+    values = torch.randint(KEYS, KEYS + VALUES, (batch, pairs), generator=rng)
+    order = torch.rand(batch, pairs, generator=rng).argsort(-1)
+    time = distance + 4 * pairs
+    ids = torch.randint(KEYS + VALUES, VOCABULARY, (batch, time), generator=rng)
+    ids[:, 0 : 2 * pairs : 2], ids[:, 1 : 2 * pairs : 2] = keys, values
+    key = 2 * order[:, 0]
+    asked = (key + distance)[:, None] + 2 * torch.arange(pairs)
+    answers = values.gather(1, order)
+    ids.scatter_(1, asked, keys.gather(1, order))
+    ids.scatter_(1, asked + 1, answers)
+    return Texts(ids, key, asked, answers)
+
+
+class Recurrent(nn.Module):
+    """Embedding, layers of nn.LSTM or nn.RNN, head."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.RNN], width: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.net = kind(width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.net(self.embed(ids))[0])  # type: ignore[no-any-return]
+
+
+def make_gpt(position: str, pattern: str, longest: int, width: int, heads: int, layers: int) -> GPT:
+    """Raises ConfigError."""
+    return GPT(
+        GPTConfig(
+            vocab_size=VOCABULARY,
+            block_size=longest,
+            n_layer=layers,
+            n_head=heads,
+            d_model=width,
+            position=position,  # type: ignore[arg-type]  # GPTConfig checks it
+            pattern=pattern,
+            init_std=INIT_STD,
+        )
+    )
+
+
+def count(model: Model) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def make_recurrent(kind: type[nn.LSTM | nn.RNN], layers: int, parameters: int) -> Recurrent:
+    """The one whose number of parameters is nearest to `parameters`."""
+
+    def size(width: int) -> int:
+        with torch.device("meta"):
+            return count(Recurrent(kind, width, layers))
+
+    low, high = 1, 2
+    while size(high) < parameters:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(middle) < parameters else (low, middle)
+    return Recurrent(
+        kind, min((low, high), key=lambda width: abs(size(width) - parameters)), layers
+    )
+
+
+def losses(model: Model, texts: Texts) -> Tensor:
+    """(B, n) nats of each answer."""
+    logits = model(texts.ids)  # (B, T, V)
+    index = texts.asked[..., None].expand(-1, -1, logits.shape[-1])
+    found = logits.gather(1, index).transpose(1, 2)  # (B, V, n)
+    return F.cross_entropy(found.float(), texts.answers, reduction="none")
+
+
+def train(
+    model: Model,
+    distances: Sequence[int],
+    pairs: int,
+    steps: int,
+    rate: float,
+    seed: int,
+    say: Callable[[int, float, float], None],
+) -> int:
+    """Train on texts of all distances, each step on one of them, drawn from the seed.
+
+    Args:
+        say: is told step, loss and seconds now and then.
+
+    Returns:
+        How many steps were done; fewer after Ctrl-C.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    began = time.perf_counter()
+    mean: float | None = None
+    for step in range(steps):
+        try:
+            distance = distances[int(torch.randint(len(distances), (), generator=rng))]
+            low, high = BATCHES
+            batch = min(high, max(low, BATCH_TOKENS // (distance + 4 * pairs)))
+            loss = losses(model, make_texts(batch, distance, pairs, rng)).mean()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1, (step + 1) / WARM_UP_STEPS, 2 * (1 - step / steps))
+            optimizer.step()
+        except KeyboardInterrupt:
+            return step
+        mean = loss.item() if mean is None else 0.95 * mean + 0.05 * loss.item()
+        if (step + 1) % 25 == 0 or step + 1 == steps:
+            say(step + 1, mean, time.perf_counter() - began)
+    return steps
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Of a model at one distance.
+
+    Attributes:
+        accuracy: share of texts whose first answer is the model's first choice.
+        loss: nats of that answer, a mean.
+        gradient: norm of its gradient with respect to the embedding of the key in the pairs, a mean
+            over texts.
+    """
+
+    accuracy: float
+    loss: float
+    gradient: float
+
+
+def test(model: Model, distance: int, pairs: int, seed: int) -> Recall:
+    """Measured on texts that no training has drawn."""
+    rng = torch.Generator().manual_seed(2**40 + seed)
+    embedded: list[Tensor] = []
+
+    def keep(module: nn.Module, given: object, out: Tensor) -> None:
+        out.retain_grad()
+        embedded.append(out)
+
+    low, high = BATCHES
+    batch = min(high, max(low, 2 * BATCH_TOKENS // (distance + 4 * pairs)))
+    right, nats, norms = 0.0, 0.0, 0.0
+    handle = model.embed.register_forward_hook(keep)
+    try:
+        done = 0
+        while done < TEST_TEXTS:
+            texts = make_texts(min(batch, TEST_TEXTS - done), distance, pairs, rng)
+            logits = model(texts.ids)
+            every = torch.arange(len(texts.ids))
+            found = logits[every, texts.asked[:, 0]]
+            loss = F.cross_entropy(found, texts.answers[:, 0], reduction="sum")
+            (at,) = torch.autograd.grad(loss, embedded.pop())  # texts do not meet: (B, T, C)
+            right += float((found.argmax(-1) == texts.answers[:, 0]).sum())
+            nats += loss.item()
+            norms += float(at[every, texts.key].norm(dim=-1).sum())
+            done += len(texts.ids)
+    finally:
+        handle.remove()
+    return Recall(right / done, nats / done, norms / done)

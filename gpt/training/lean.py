@@ -1,0 +1,99 @@
+"""Lightning's loop with less to do at a step: what is here changes no number, only the time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TypeVar
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.trainer.states import RunningStage
+
+STEP_HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+"""What Lightning calls at every step, of the module and of each callback."""
+
+
+def skip_empty_hooks(callbacks: Iterable[Callback], module: L.LightningModule) -> None:
+    """Take away the step hooks that a callback or the module only inherits.
+
+    Lightning calls every hook of every callback, the empty ones included: a hundred a step, a
+    millisecond on a slow core. It leaves out what is no function.
+    """
+    for callback in callbacks:
+        _skip(callback, Callback)
+    _skip(module, L.LightningModule)
+
+
+def _skip(owner: Callback | L.LightningModule, base: type) -> None:
+    for name in STEP_HOOKS:
+        if getattr(type(owner), name) is getattr(base, name):
+            setattr(owner, name, None)
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def with_signature_at_hand(function: F) -> F:
+    """Work a function's signature out once, for `inspect` to find: Lightning asks at every step
+    whether `training_step` takes the number of the batch."""
+    function.__dict__["__signature__"] = inspect.signature(function)
+    return function
+
+
+class LeanTrainer(L.Trainer):
+    """A Lightning trainer whose two most wanted numbers are near at hand."""
+
+    @property
+    def training(self) -> bool:
+        """Whether it trains. Lightning compares the names of stages, whatever their case, and asks
+        fourteen times a step."""
+        return self.state.stage is RunningStage.TRAINING
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        if value or self.training:
+            self.state.stage = RunningStage.TRAINING if value else None
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps taken. Lightning asks first whether the module takes them itself."""
+        loop = self.fit_loop.epoch_loop.automatic_optimization
+        return loop.optim_progress.optimizer_steps
+
+
+class _Nothing:
+    """A context in which nothing happens."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+
+class NoProfiler(PassThroughProfiler):
+    """Measures nothing, with one context for everything.
+
+    Lightning's own makes a generator for each hook: thirty a step, a dozen calls each.
+    """
+
+    _nothing = _Nothing()
+
+    def profile(self, action_name: str) -> _Nothing:  # type: ignore[override]  # any context does
+        """The context for what is not measured."""
+        return self._nothing

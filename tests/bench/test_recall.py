@@ -1,0 +1,108 @@
+"""`antiphon bench recall`: the task is what it says, and a run can be repeated and stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gpt.bench import command, recall, recalling
+
+
+@settings(max_examples=30, deadline=None)
+@given(pairs=st.integers(1, 8), more=st.integers(0, 40), seed=st.integers(0, 999))
+def test_each_answer_stands_behind_its_key_at_the_distance(
+    pairs: int, more: int, seed: int
+) -> None:
+    distance = 2 * pairs + more
+    texts = recalling.make_texts(3, distance, pairs, torch.Generator().manual_seed(seed))
+    assert texts.ids.shape == (3, distance + 4 * pairs)
+    for row, ids in enumerate(texts.ids.tolist()):
+        keys, values = ids[0 : 2 * pairs : 2], ids[1 : 2 * pairs : 2]
+        assert len(set(keys)) == pairs
+        assert all(key < recalling.KEYS for key in keys)
+        asked = texts.asked[row].tolist()
+        assert asked[0] - int(texts.key[row]) == distance
+        assert sorted(ids[at] for at in asked) == sorted(keys)
+        for at, answer in zip(asked, texts.answers[row].tolist(), strict=True):
+            assert answer == dict(zip(keys, values, strict=True))[ids[at]] == ids[at + 1]
+        question = {at + i for at in asked for i in (0, 1)}
+        rest = [each for i, each in enumerate(ids) if i >= 2 * pairs and i not in question]
+        assert all(each >= recalling.KEYS + recalling.VALUES for each in rest)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN])
+def test_recurrent_models_are_as_large_as_the_gpt(kind: type[nn.LSTM | nn.RNN]) -> None:
+    gpt = recalling.make_gpt("rotary", "causal", 100, 32, 2, 2)
+    made = recalling.make_recurrent(kind, 2, recalling.count(gpt))
+    assert recalling.count(made) == pytest.approx(recalling.count(gpt), rel=0.05)
+
+
+def test_a_gpt_learns_to_recall_and_chance_is_one_in_sixteen() -> None:
+    torch.manual_seed(0)
+    model = recalling.make_gpt("rotary", "causal", 16, 32, 2, 2)
+    before = recalling.test(model, 8, 2, 0)
+    done = recalling.train(model, [8], 2, 150, 1e-2, 0, lambda *_: None)
+    after = recalling.test(model, 8, 2, 0)
+    assert done == 150
+    assert before.accuracy < 0.3
+    assert after.accuracy > 0.9
+    assert after.loss < before.loss
+
+
+def test_the_gradient_is_that_of_the_first_answer_at_its_key() -> None:
+    torch.manual_seed(0)
+    window = recalling.make_gpt("rotary", "window:4", 40, 16, 2, 1)
+    causal = recalling.make_gpt("rotary", "causal", 40, 16, 2, 1)
+    causal.load_state_dict(window.state_dict())
+    assert recalling.test(window, 8, 2, 0).gradient == 0  # out of sight
+    assert recalling.test(causal, 8, 2, 0).gradient > 0
+
+
+def run(tmp_path: Path, name: str, more: str = "") -> tuple[int, dict[str, object]]:
+    target = tmp_path / f"{name}.json"
+    line = f"recall --distances 8,16 --steps 3 --width 16 --threads 1 --json {target} {more}"
+    status = command.main(line.split())
+    return status, json.loads(target.read_text())
+
+
+def test_the_command_shows_writes_and_draws_the_same_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "r.png"
+    status, first = run(tmp_path, "first", f"--pattern causal window:4 --plot {plot}")
+    assert status == 0
+    out, err = capsys.readouterr()
+    for name in ("GPT causal rotary", "GPT window:4 rotary", "LSTM", "RNN"):
+        assert out.count(f"\n{name} ") == 3
+        assert f"{name}: step 3/3" in err
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    _, second = run(tmp_path, "second", "--pattern causal window:4")
+    assert second["results"] == first["results"]
+    _, other = run(tmp_path, "other", "--pattern causal window:4 --seed 1")
+    assert other["results"] != first["results"]
+
+
+def test_ctrl_c_shows_how_far_it_got(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = recalling.make_texts, []
+
+    def stopped(*given: object) -> recalling.Texts:
+        calls.append(given)
+        if len(calls) == 40:  # in the training of the first model: two tests come before it
+            raise KeyboardInterrupt
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recalling, "make_texts", stopped)
+    status, found = run(tmp_path, "stopped", "--steps 500")
+    assert status == recall.INTERRUPTED == 130
+    assert "how far it got" in capsys.readouterr().err
+    assert found["interrupted"] is True
+    (only,) = found["results"]  # type: ignore[misc]
+    assert 0 < only["steps"] < 500  # type: ignore[index]

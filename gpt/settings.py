@@ -41,7 +41,7 @@ SETTINGS: dict[str, Setting] = {
     "temperature": Setting(
         float,
         "a number from 0 up",
-        "below 1 is bolder about what is likely, above 1 more random, 0 always takes the most "
+        "below 1 keeps more to what is likely, above 1 strays further, 0 always takes the most "
         "likely token (default: 1)",
     ),
     "top_k": Setting(

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.generate import generate
 from gpt.model import GPT
 from gpt.params import LOGPROB_FLOOR, SamplingParams
+from gpt.plan import AttentionPlan
 from gpt.score import score
 from gpt.tokenizer import Tokenizer
 from serve.client import RequestError, Scores
@@ -39,6 +43,19 @@ def served(model: GPT) -> Iterator[Served]:
     with Served(model, prefill_chunk=16) as served:  # type: ignore[arg-type]  # any model will do
         yield served
         served.check_for_leaks()
+
+
+class Gated:
+    """A model whose first forward waits until it is let go."""
+
+    def __init__(self, model: GPT) -> None:
+        self.model, self.config = model, model.config
+        self.num_params = model.num_params
+        self.open = threading.Event()
+
+    def __call__(self, ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor:
+        assert self.open.wait(20)
+        return self.model.forward(ids, plan, cache)
 
 
 def refusal(call: Callable[[], object]) -> RequestError:
@@ -233,14 +250,18 @@ def test_a_text_larger_than_the_cache_is_refused(serve: Serve) -> None:
 def test_preempted_in_company_it_says_the_same(served: Served, model: GPT, serve: Serve) -> None:
     texts = [(f"{i}: " + TEXT * 3)[:40] for i in range(6)]
     alone = [logprobs_of(served.client.score(text)) for text in texts]
-    small = serve(model, n_pages=12, page_size=8, prefill_chunk=8, max_running=8)
+    gated = Gated(model)
+    small = serve(gated, n_pages=12, page_size=8, prefill_chunk=8, max_running=9)
     makers = [
         small.stub.Generate.future(
             pb.GenerateRequest(spec=pb.GenerationSpec(text="x", max_tokens=40, seed=i))
         )
-        for i in range(2)
+        for i in range(3)
     ]
     calls = [small.stub.Score.future(request(text.encode())) for text in texts]
+    # Together they need far more than the pool has, in whatever order they came.
+    eventually(lambda: small.engine.held == 9)
+    gated.open.set()
     for call, expected in zip(calls, alone, strict=True):
         found = [each.chosen.logprob for each in call.result().scores]
         assert found == pytest.approx(expected, rel=1e-4)

@@ -57,7 +57,8 @@ def to_dict(described: Described, fingerprint: str) -> dict[str, Any]:
 
 def _additions(described: Described) -> dict[str, Any]:
     """What format 3 has beyond format 2, as plain data."""
-    return {"begin": described.begin, "ends": described.ends, **asdict(described.rules)}
+    values = {"begin": described.begin, "ends": described.ends, **asdict(described.rules)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def from_dict(values: Any) -> tuple[Described, str]:

@@ -49,7 +49,8 @@ def check_ids(tokenizer: Tokenizer, described: Mapping[str, Any]) -> bool:
         raise TokenizerError(f"the tokenizers library cannot read it: {reason}") from None
     names = [*tokenizer.special]
     missing = tokenizer.missing_bytes
-    for sample in [*SAMPLE, *_words(tokenizer)]:
+    marked = [" a\n".join(names[i : i + 50]) for i in range(0, len(names), 50)]
+    for sample in [*SAMPLE, *marked, *_words(tokenizer)]:
         if not missing.isdisjoint(sample.encode()):
             continue  # it would be left out there, and is an error here
         wanted = reference.encode(sample, add_special_tokens=False).ids

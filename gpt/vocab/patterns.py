@@ -49,7 +49,7 @@ _ITEM = re.compile(
     (?P<property> \\[pP]\{(?P<name>\w+)\} )
   | (?P<escape> \\[sSdDrnt] | \\[^\w\s] )
   | (?P<class> \[\^? )
-  | (?P<group> \( (?: \?(?: : | i: | = | ! | > ) )? )
+  | (?P<group> \((?!\?) | \(\?(?: : | i: | = | ! | > ) )
   | (?P<close> \) )
   | (?P<repeat> [?*+][?+]? | \{\d+(?:,\d*)?\} (?![?+]) )
   | (?P<bar> \| )

@@ -74,6 +74,8 @@ def _described(tokenizer: Tokenizer) -> dict[str, Any]:
                 f"the special token {name!r} is written as an ordinary one is; it cannot be "
                 "exported"
             )
+        # Without a place there it would be given the next id that is free.
+        vocab[name] = id_
     return {
         "version": "1.0",
         "truncation": None,

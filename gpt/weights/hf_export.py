@@ -218,6 +218,6 @@ def _half_split(state: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor
         if name.endswith(("q_norm.weight", "k_norm.weight")):
             state[name] = value[order]
         elif ".attn.qkv." in name:
-            heads = value[:turned].unflatten(0, (-1, D))[:, order].flatten(0, 1)
+            heads = value[:turned].view(-1, D, *value.shape[1:])[:, order].flatten(0, 1)
             state[name] = torch.cat([heads, value[turned:]])
     return state

@@ -181,7 +181,7 @@ def _stack(tensors: Tensors, parts: tuple[Part, ...]) -> Callable[[], Tensor]:
 def cut(state: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, Tensor]]:
     """The inverse of `stacked`: their tensors, by their names, in order of the layout."""
     for name, parts in layout.items():
-        pieces = state[name].split([part.rows for part in parts])
+        pieces = torch.split(state[name], [part.rows for part in parts])
         for part, piece in zip(parts, pieces, strict=True):
             yield part.name, (piece.t() if part.transposed else piece).contiguous()
 

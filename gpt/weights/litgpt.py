@@ -138,7 +138,7 @@ def read_config(values: Any, where: str, n_layer: int, tied: bool) -> GPTConfig:
             rope_dims=None if share == 1 else int(share * width),
             **_rope(fields),
             pattern=_pattern(fields, n_layer),
-            norm={"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}.get(norm, norm),  # type: ignore[arg-type]
+            norm={"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}.get(norm, norm),
             norm_eps=fields.number("norm_eps", 1e-5),
             mlp="swiglu" if mlp == "LLaMAMLP" else gelu,  # type: ignore[arg-type]
             bias=bias,

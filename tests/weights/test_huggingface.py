@@ -115,7 +115,7 @@ def token_by_token(model: GPT, ids: Tensor) -> Tensor:
     page, T = 16, len(ids)
     cache = KVCache(model.config, 1 + -(-T // page), page, dtype=model.dtype)
     table = list(range(1, 1 + -(-T // page)))
-    first = max(1, T // 2)
+    first = max(1, T - 8)
     logits, done = [], 0
     for n in [first, *[1] * (T - first)]:
         plan = AttentionPlan.paged([Chunk(done, n, table)], page_size=page, pattern=model.pattern)
@@ -132,7 +132,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = ours(tmp_path)
     assert model.config.tie_embeddings == wanted.config.tie_word_embeddings
     assert model.num_params() == sum(p.numel() for p in wanted.parameters())
-    for length in (1, 2, 7, 13, CONTEXT):
+    for length in (1, 2, 13, CONTEXT):
         ids = torch.randint(0, 300, (2, length))
         with torch.inference_mode():
             logits = wanted(ids).logits

@@ -117,7 +117,7 @@ def build(config: GPTConfig, seed: int = 0, dtype: torch.dtype = torch.float64) 
 
 
 def poison(cache: KVCache, pages: CachePages) -> None:
-    """Fill every page that nobody holds or can find with NaN: who reads one says NaN from then on."""
+    """Fill every page that nobody holds or can find with NaN: a reader says NaN from then on."""
     for group, pool in zip(cache.spec.groups, pages.pools, strict=True):
         for layer in group.layers:
             held = cache.layer(layer)

@@ -336,7 +336,7 @@ class ForgettingInterleavings(Interleavings):
     pattern = ("window:6+sinks:2", "window:3")
 
 
-FEW = settings(max_examples=12, stateful_step_count=20, deadline=None, derandomize=True)
+FEW = settings(max_examples=8, stateful_step_count=20, deadline=None, derandomize=True)
 Interleavings.TestCase.settings = FEW
 WindowedInterleavings.TestCase.settings = FEW
 ForgettingInterleavings.TestCase.settings = FEW

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from gpt.groups import Group, LayerPlan
-from gpt.pages import NULL_PAGE, pages_for, split_table
+from gpt.pages import pages_for, split_table
 from gpt.patterns import LayerPatterns, Memory, Pattern
+from gpt.pool import NULL_PAGE
 
 
 @dataclass(frozen=True)

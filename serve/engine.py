@@ -96,6 +96,7 @@ class Engine:
         kv_bytes: byte budget of the cache; None takes a share of the free memory.
         page_size: tokens a page holds.
         prefill_chunk: most prompt tokens of one sequence in one step.
+        prefix_cache: whether a text may start from what others with the same beginning computed.
         dtype, device: of the cache; the model's own.
         check_every_step: verify pages and queues after every step, not only when idle.
 
@@ -118,6 +119,7 @@ class Engine:
         kv_bytes: int | None = None,
         page_size: int = PAGE_SIZE,
         prefill_chunk: int = PREFILL_CHUNK,
+        prefix_cache: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         check_every_step: bool = False,
@@ -142,7 +144,7 @@ class Engine:
         self._cache = KVCache(model.config, n_pages, page_size, dtype=dtype, device=device)
         self._wake = threading.Condition()  # guards everything below
         self._scheduler = Scheduler(
-            CachePages(self._cache.spec.memories, n_pages, page_size),
+            CachePages(self._cache.spec.memories, n_pages, page_size, prefix_cache=prefix_cache),
             max_running=max_running,
             max_waiting=max_waiting,
             prefill_chunk=prefill_chunk,
@@ -338,6 +340,7 @@ class Engine:
             failed = GenerationFailedError("the model failed in a step that ran this request")
             events = [_Event(self._requests[sequence], end=failed) for sequence, _ in work]
         else:
+            self._publish(work, results)
             now = time.monotonic()
             events = [
                 self._take(self._requests[sequence], made, now)
@@ -346,6 +349,26 @@ class Engine:
             ]
         self._close([event.request for event in events if event.end is not None])
         return events
+
+    def _publish(self, work: list[tuple[Sequence, int]], results: list[Made | None]) -> None:
+        """Let others start from the pages that a step has filled with finite numbers."""
+        pages = self._scheduler.pages
+        if not pages.prefix_cache:
+            return
+        filled = [
+            (sequence, n, pages.filled(sequence, n))
+            for (sequence, n), made in zip(work, results, strict=True)
+            if made is None or made.token != NOT_FINITE
+        ]
+        filled = [entry for entry in filled if any(entry[2])]
+        if not filled:
+            return
+        groups = zip(*(tables for _, _, tables in filled), strict=True)
+        broken = self._cache.broken([[page for t in tables for page in t] for tables in groups])
+        with self._wake:
+            for sequence, n, tables in filled:
+                if all(map(set.isdisjoint, broken, tables)):
+                    self._scheduler.publish(sequence, n)
 
     def _take(self, request: _Request, made: Made, now: float) -> _Event:
         """What a step made for a request, as its reply wants it."""

@@ -38,6 +38,7 @@ class Settings:
         model: model folder, run folder or Lightning checkpoint.
         port: 0 takes a free one.
         kv_cache_gb: budget of the KV cache in GiB; None takes a share of the free memory.
+        prefix_cache: whether prompts that begin alike are computed once.
         threads: CPU threads of torch; None leaves its own choice.
         drain_seconds: what running requests get after the first signal.
     """
@@ -50,6 +51,7 @@ class Settings:
     max_running: int
     max_waiting: int
     kv_cache_gb: float | None
+    prefix_cache: bool
     threads: int | None
     drain_seconds: float
 
@@ -119,6 +121,7 @@ def load(settings: Settings) -> Engine:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         kv_bytes=None if budget is None else int(budget * GIB),
+        prefix_cache=settings.prefix_cache,
         dtype=dtype,
         device=device,
     )
@@ -173,6 +176,13 @@ def build_parser(prog: str) -> CommandParser:
         metavar="X",
         help="memory for the KV cache in GiB (default: what --max-running full contexts take, "
         "up to a quarter of the free memory)",
+    )
+    group.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt from its start, also if another began alike; the cache takes no "
+        "memory besides (default: prompts start from what is still in the KV cache)",
     )
     group = parser.add_argument_group("machine")
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")

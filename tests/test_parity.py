@@ -14,9 +14,10 @@ from gpt.cache import KVCache
 from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig, Position
 from gpt.model import GPT
-from gpt.pages import NULL_PAGE, CachePages, most_pages, pages_for
+from gpt.pages import CachePages, most_pages, pages_for
 from gpt.params import SamplingParams
 from gpt.plan import AttentionPlan, Chunk
+from gpt.pool import NULL_PAGE
 from gpt.sequence import Sequence
 from tests import reference
 from tests.strategies import BLOCK_SIZE, build, configs, cuts, poison
@@ -64,7 +65,7 @@ def run_cut(
             n, sequence = rest[i].pop(0), sequences[i]
             pages.release_behind(sequence)
             for pool in pages.pools:
-                order.shuffle(pool._free)
+                order.shuffle(pool._blank)
             assert pages.grow(sequence, sequence.computed + n)
             held = [len(table) - table.count(NULL_PAGE) for table in sequence.tables]
             most = [most_pages(m, len(texts[i]), n, page_size) for m in spec.memories]

@@ -26,6 +26,8 @@ def test_the_defaults() -> None:
     assert (settings.max_running, settings.max_waiting) == (32, 256)
     assert settings.kv_cache_gb is None
     assert settings.drain_seconds == 30
+    assert settings.prefix_cache
+    assert not parse(["folder", "--no-prefix-cache"], PROG).prefix_cache
 
 
 @pytest.mark.parametrize(

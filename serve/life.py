@@ -8,11 +8,13 @@ bind ─▶ load ─▶ warm up ─▶ serve ─▶ drain ─▶ exit 0
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,9 +27,9 @@ from gpt.errors import ServerError
 from gpt.params import SamplingParams
 from gpt.starter import Starter
 from serve.asked import Asked
+from serve.faults import GenerationFailedError, StuckError, watch
 from serve.health import Health
 from serve.malformed import RefuseMalformed
-from serve.reply import GenerationFailedError
 from serve.service import NAME, GenerationService
 from serve.v1 import generation_pb2_grpc
 
@@ -43,6 +45,12 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 
 GOODBYE_SECONDS = 1.0
 """What connections get to close by themselves once no generation is running."""
+
+LAST_STEP_SECONDS = 10.0
+"""What the step that is running gets to end when the process is to end."""
+
+LAST_SECONDS = 5.0
+"""What a process with a stuck step gets to tell its clients before it is ended whatever it does."""
 
 
 class Listener:
@@ -142,7 +150,13 @@ def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
     Raises:
         UserError: what kept it from serving.
     """
-    finished = asyncio.run(_life(settings, load))
+    try:
+        finished = asyncio.run(_life(settings, load))
+    except ServerError as error:
+        if not isinstance(error.__cause__, StuckError):
+            raise
+        print(f"antiphon serve: error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # as below: the stuck thread is still there
     if not finished:
         # Loading cannot be interrupted, and leaving the interpreter under it may crash.
         sys.stdout.flush()
@@ -173,7 +187,8 @@ async def _life(settings: Settings, load: Callable[[Settings], Engine]) -> bool:
             log.info("draining %d requests, up to %g s", engine.held, settings.drain_seconds)
             if not await listener.drain(settings.drain_seconds):
                 log.warning("%d requests did not end in time and are cut off", engine.held)
-            await asyncio.get_running_loop().run_in_executor(None, engine.stop)
+            stop_engine = functools.partial(engine.stop, LAST_STEP_SECONDS)
+            await asyncio.get_running_loop().run_in_executor(None, stop_engine)
         await listener.drain(GOODBYE_SECONDS)
         if error := engine.ended.exception():
             raise ServerError(f"the engine failed, so the server ends: {error!r}") from error
@@ -190,8 +205,19 @@ async def _either(*futures: asyncio.Future[Any]) -> None:
 async def _bring_up(settings: Settings, load: Callable[[Settings], Engine]) -> Engine:
     engine = await asyncio.wrap_future(_in_thread(lambda: load(settings)))
     engine.start()
+    watch(engine, settings.step_timeout, lambda: _abandon(engine, settings.step_timeout))
     await warm_up(engine)
     return engine
+
+
+def _abandon(engine: Engine, seconds: float) -> None:
+    """End a process whose engine is stuck: it cannot be stopped, and others cannot be served."""
+    told = GenerationFailedError(f"a step of the model took longer than {seconds:g} s")
+    engine.give_up(f"a step took longer than {seconds:g} s (--step-timeout)", told)
+    time.sleep(LAST_SECONDS)
+    log.critical("the process does not end by itself and is ended")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _in_thread(function: Callable[[], T]) -> Future[T]:

@@ -40,6 +40,7 @@ class Settings:
         kv_cache_gb: budget of the KV cache in GiB; None takes a share of the free memory.
         threads: CPU threads of torch; None leaves its own choice.
         drain_seconds: what running requests get after the first signal.
+        step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
     """
 
     model: Path
@@ -52,6 +53,7 @@ class Settings:
     kv_cache_gb: float | None
     threads: int | None
     drain_seconds: float
+    step_timeout: float
 
 
 def main(argv: list[str], prog: str = "antiphon serve") -> int:
@@ -173,6 +175,14 @@ def build_parser(prog: str) -> CommandParser:
         metavar="X",
         help="memory for the KV cache in GiB (default: what --max-running full contexts take, "
         "up to a quarter of the free memory)",
+    )
+    group.add_argument(
+        "--step-timeout",
+        type=_number(float, 0),
+        default=300.0,
+        metavar="S",
+        help="what one step of the model may take; if one takes longer, requests fail, the log "
+        "says where it is stuck, and the server exits with 1 (default: 300; 0: no limit)",
     )
     group = parser.add_argument_group("machine")
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")

@@ -26,6 +26,7 @@ def test_the_defaults() -> None:
     assert (settings.max_running, settings.max_waiting) == (32, 256)
     assert settings.kv_cache_gb is None
     assert settings.drain_seconds == 30
+    assert settings.step_timeout == 300
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,7 @@ def test_the_defaults() -> None:
         ["--kv-cache-gb", "inf"],
         ["--threads", "0"],
         ["--drain-seconds", "-1"],
+        ["--step-timeout", "-1"],
         ["--dtype", "float16"],
         ["--model", "x"],
     ],

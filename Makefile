@@ -14,7 +14,7 @@ test: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo smollm2 test lint format docs proto wheel clean
+.PHONY: help demo smollm2 test soak lint format docs proto wheel clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,11 @@ smollm2: $(VENV)/.installed  ## fetch a small model that chats (93 MB) and impor
 # Two at a time: most wait for a process of their own half of the time.
 test: $(VENV)/.installed-dev  ## run all tests (ARGS="-k name" for some)
 	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+soak: export OMP_NUM_THREADS ?= 1
+
+soak: $(VENV)/.installed-dev  ## serve 10,000 requests to clients that cancel, err and die (ten minutes)
+	@$(PY) -m tests.integration.soak $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## check style and types
 	$(PY) -m ruff check .

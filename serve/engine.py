@@ -9,6 +9,7 @@ The scheduler is guarded by a lock that is never held during a step, so `submit`
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -17,7 +18,7 @@ import threading
 import time
 from asyncio import AbstractEventLoop
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,15 +27,21 @@ import torch
 from gpt.cache import PAGE_SIZE, KVCache
 from gpt.generate import PREFILL_CHUNK, Model, step, text_of
 from gpt.pages import CachePages
-from gpt.params import NO_TOKEN, NOT_FINITE, SCORED, Made
+from gpt.params import NO_TOKEN, NOT_FINITE, SCORED, Made, SamplingParams
 from gpt.sequence import Sequence
+from gpt.starter import Starter
 from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
 from serve.asked import Asked
+from serve.faults import (
+    GenerationFailedError,
+    OutOfMemoryFaultError,
+    StuckError,
+    is_out_of_memory,
+)
 from serve.memory import size_pool
 from serve.reply import (
     EngineStoppedError,
-    GenerationFailedError,
     ImpossibleError,
     Reply,
     Scored,
@@ -152,6 +159,9 @@ class Engine:
         self._requests: dict[Sequence, _Request] = {}
         self._cancelled: list[Sequence] = []
         self._stopping = False
+        self._suspect = False  # a step has failed, and it is not known whether by its requests
+        self._rounds = 0
+        self._idle = True
         self._check_every_step = check_every_step
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(4)
@@ -162,13 +172,39 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """End after the step that is running; requests still held get EngineStoppedError."""
+    def stop(self, seconds: float | None = None) -> None:
+        """End after the step that is running; requests still held get EngineStoppedError.
+
+        Args:
+            seconds: how long to wait for that step, after which the engine is given up (`give_up`);
+                None: as long as it takes.
+        """
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                stopped = EngineStoppedError("the server shut down before the text was complete")
+                self.give_up("its last step did not end", stopped)
+
+    def give_up(self, reason: str, told: Exception) -> None:
+        """End without the engine's thread, which is stuck; for any other thread.
+
+        Args:
+            reason: what `ended` raises, as a StuckError.
+            told: what the requests held are told.
+        """
+        self._stopping = True
+        # Whoever is stuck may hold the lock. A copy of a dict's values needs none.
+        left = list(self._requests.values())
+        self._emit([_Event(request, end=told) for request in left])
+        self._settle(StuckError(reason))
+
+    @property
+    def pulse(self) -> int | None:
+        """A number that changes with every step; None while there is nothing to do."""
+        return None if self._idle or self.ended.done() else self._rounds
 
     def submit(self, asked: Asked) -> TextReply:
         """Take texts that are to be made, all of them or none. Called in an event loop, to which
@@ -292,19 +328,21 @@ class Engine:
                 self._emit(overdue)
                 if work:
                     self._emit(self._step(work))
+                if self._suspect:
+                    self._prove()
         except BaseException as error:
             # Not one request's fault but the engine's own; whoever watches `ended` must know.
             log.critical("the engine failed", exc_info=True)
-            self._end(GenerationFailedError("the engine failed; see the server's log"))
-            self.ended.set_exception(error)
+            self._end(GenerationFailedError("the engine failed; see the server's log"), error)
         else:
             self._end(EngineStoppedError("the server shut down before the text was complete"))
-            self.ended.set_result(None)
 
     def _next_work(self) -> tuple[list[tuple[Sequence, int]], list[_Event]] | None:
         """Wait until there is work, or a text whose time is over. None: the engine is to end."""
         with self._wake:
             while not self._stopping:
+                self._rounds += 1
+                self._idle = False
                 for sequence in self._cancelled:
                     self._forget(sequence)
                 self._cancelled.clear()
@@ -322,7 +360,9 @@ class Engine:
                         request = self._requests[sequence]
                         request.started = request.started or now
                     return work, overdue
+                self._idle = True
                 self._wake.wait()
+            self._idle = True
             return None
 
     def _overdue(self, request: _Request, now: float) -> _Event:
@@ -335,9 +375,15 @@ class Engine:
         """Run the work and return what it made. Requests that are over hold nothing any more."""
         try:
             results = step(self.model, self._cache, work, n_vocab=self.tokenizer.n_vocab)
-        except BaseException:  # whatever it was, only these requests are touched
+        except BaseException as error:  # whatever it was, only these requests are touched
             log.exception("a step over %d requests failed", len(work))
+            self._suspect = True
             failed = GenerationFailedError("the model failed in a step that ran this request")
+            if is_out_of_memory(error):
+                failed = OutOfMemoryFaultError(
+                    "the server had no memory left for a step that ran this request; try again "
+                    "later, or ask for fewer tokens"
+                )
             events = [_Event(self._requests[sequence], end=failed) for sequence, _ in work]
         else:
             self._publish(work, results)
@@ -369,6 +415,23 @@ class Engine:
             for sequence, n, tables in filled:
                 if all(map(set.isdisjoint, broken, tables)):
                     self._scheduler.publish(sequence, n)
+
+    def _prove(self) -> None:
+        """Run a prompt of one token after a step that failed, and raise what it raises: then the
+        fault is not the requests', and every later step would fail as well (a GPU that is lost, a
+        process that gets no memory any more)."""
+        config = self.model.config
+        sequence = Starter(config, self.tokenizer).start([], SamplingParams(max_tokens=1, seed=0))
+        with self._wake:
+            pages = self._scheduler.pages
+            granted = pages.grow(sequence, 1)
+        try:
+            if granted:  # else others hold every page: it is proven at the next failure
+                step(self.model, self._cache, [(sequence, 1)], n_vocab=self.tokenizer.n_vocab)
+        finally:
+            with self._wake:
+                pages.release(sequence)
+        self._suspect = False
 
     def _take(self, request: _Request, made: Made, now: float) -> _Event:
         """What a step made for a request, as its reply wants it."""
@@ -447,9 +510,23 @@ class Engine:
                 for event in batch:
                     event.request.reply.cancel()
 
-    def _end(self, error: Exception) -> None:
-        with self._wake:
-            self._stopping = True
-            left = list(self._requests.values())
-            self._close(left)
-        self._emit([_Event(request, end=error) for request in left])
+    def _end(self, told: Exception, error: BaseException | None = None) -> None:
+        """Tell the requests left, and whoever watches `ended`, whatever else goes wrong."""
+        try:
+            with self._wake:
+                self._stopping = True
+                left = list(self._requests.values())
+            self._emit([_Event(request, end=told) for request in left])
+            if error is None:
+                self._close(left)  # not after a fault: the scheduler may be what is broken
+        except BaseException as fault:  # noqa: BLE001 - raised where `ended` is looked at
+            error = error or fault
+        finally:
+            self._settle(error)
+
+    def _settle(self, error: BaseException | None) -> None:
+        with contextlib.suppress(InvalidStateError):  # given up meanwhile
+            if error is None:
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(error)

@@ -8,11 +8,14 @@ bind ─▶ load ─▶ warm up ─▶ serve ─▶ drain ─▶ exit 0
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,9 +28,9 @@ from gpt.errors import ServerError
 from gpt.params import SamplingParams
 from gpt.starter import Starter
 from serve.asked import Asked
+from serve.faults import GenerationFailedError, StuckError, watch
 from serve.health import Health
 from serve.malformed import RefuseMalformed
-from serve.reply import GenerationFailedError
 from serve.service import NAME, GenerationService
 from serve.v1 import generation_pb2_grpc
 
@@ -44,12 +47,24 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 GOODBYE_SECONDS = 1.0
 """What connections get to close by themselves once no generation is running."""
 
+KEEP_SECONDS, REBIND_TRIES = 0.2, 50
+"""How often it is seen to that the port is still ours, and how often it is tried again if not."""
+
+LAST_STEP_SECONDS = 10.0
+"""What the step that is running gets to end when the process is to end."""
+
+LAST_SECONDS = 5.0
+"""What a process with a stuck step gets to tell its clients before it is ended whatever it does."""
+
 
 class Listener:
     """A bound port with all services on it, not yet serving.
 
     Args:
         port: 0 takes a free one.
+
+    Attributes:
+        kept: done, with an exception, if the port was lost and could not be had again.
 
     Raises:
         ServerError: the port cannot be had.
@@ -58,37 +73,71 @@ class Listener:
     def __init__(self, host: str, port: int) -> None:
         self.service = GenerationService()
         self.health = Health(NAME)
-        self._server = grpc.aio.server(
+        if host.partition(":")[0] in ("unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6"):
+            # gRPC would take these for other kinds of address, and HOST:PORT for a path.
+            raise ServerError(
+                f"{host!r} is no address to listen on; give a host name or IP address"
+            )
+        self._host = f"[{host}]" if ":" in host else host
+        self._server, bound = self._bind(port)
+        self.address = f"{self._host}:{bound}"
+        self._port = bound
+
+    def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(
             interceptors=[RefuseMalformed()],
             options=[
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ],
         )
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.service, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         names = (NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
-        if host.partition(":")[0] in ("unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6"):
-            # gRPC would take these for other kinds of address, and HOST:PORT for a path.
-            raise ServerError(
-                f"{host!r} is no address to listen on; give a host name or IP address"
-            )
-        where = f"[{host}]" if ":" in host else host
+        reflection.enable_server_reflection(names, server)
         try:
-            bound = self._server.add_insecure_port(f"{where}:{port}")
+            bound = server.add_insecure_port(f"{self._host}:{port}")
         except RuntimeError:
             bound = 0
         if not bound:
             raise ServerError(
-                f"cannot listen on {where}:{port}: the port is taken, or the address is not this "
-                "machine's; stop what uses it, or choose another with --port (0 takes a free one)"
+                f"cannot listen on {self._host}:{port}: the port is taken, or the address is not "
+                "this machine's; stop what uses it, or choose another with --port (0 takes a free "
+                "one)"
             )
-        self.address = f"{where}:{bound}"
+        return server, bound
 
     async def start(self) -> None:
         """Answer: health NOT_SERVING, everything else UNAVAILABLE."""
+        asyncio.get_running_loop().set_exception_handler(_unless_no_text)
         await self._server.start()
+        self.kept = asyncio.ensure_future(self._keep())
+
+    async def _keep(self) -> None:
+        """Take the port again if gRPC gives it up. Its loop over calls ends with an exception, and
+        with it all that listens, when the path of a call is not UTF-8: anybody can send that."""
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            if self.listening:
+                continue
+            log.warning("gRPC has dropped its connections and the port; listening anew")
+            with contextlib.suppress(Exception):  # what had ended its loop
+                await self._server.stop(None)
+            for attempt in range(REBIND_TRIES):
+                try:
+                    self._server, _ = self._bind(self._port)
+                    break
+                except ServerError:  # it closes its sockets in its own time
+                    if attempt == REBIND_TRIES - 1:
+                        raise
+                    await asyncio.sleep(KEEP_SECONDS)
+            await self._server.start()
+
+    @property
+    def listening(self) -> bool:
+        """Whether calls are taken. Told by a private part of gRPC's: what it offers to wait for
+        waits for calls that nobody ends."""
+        return bool(self._server._server.is_running())
 
     def open(self, engine: Engine) -> None:
         """SERVING from here on."""
@@ -111,7 +160,15 @@ class Listener:
 
     async def stop(self) -> None:
         """Close the port and all connections."""
+        self.kept.cancel()
         await self._server.stop(GOODBYE_SECONDS)
+
+
+def _unless_no_text(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what nobody caught, but for the traceback of a path that took gRPC down: `_keep` has a
+    line for that, and anybody could fill the disk with more."""
+    if not isinstance(context.get("exception"), UnicodeDecodeError):
+        loop.default_exception_handler(context)
 
 
 async def warm_up(engine: Engine) -> None:
@@ -142,7 +199,13 @@ def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
     Raises:
         UserError: what kept it from serving.
     """
-    finished = asyncio.run(_life(settings, load))
+    try:
+        finished = asyncio.run(_life(settings, load))
+    except ServerError as error:
+        if not isinstance(error.__cause__, StuckError):
+            raise
+        print(f"antiphon serve: error: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # as below: the stuck thread is still there
     if not finished:
         # Loading cannot be interrupted, and leaving the interpreter under it may crash.
         sys.stdout.flush()
@@ -168,12 +231,15 @@ async def _life(settings: Settings, load: Callable[[Settings], Engine]) -> bool:
         listener.open(engine)
         print(f"serving {engine.name} on {listener.address}", flush=True)
         ended = asyncio.wrap_future(engine.ended)
-        await _either(ended, stopping)
+        await _either(ended, stopping, listener.kept)
+        if listener.kept.done():
+            listener.kept.result()
         if not ended.done():
             log.info("draining %d requests, up to %g s", engine.held, settings.drain_seconds)
             if not await listener.drain(settings.drain_seconds):
                 log.warning("%d requests did not end in time and are cut off", engine.held)
-            await asyncio.get_running_loop().run_in_executor(None, engine.stop)
+            stop_engine = functools.partial(engine.stop, LAST_STEP_SECONDS)
+            await asyncio.get_running_loop().run_in_executor(None, stop_engine)
         await listener.drain(GOODBYE_SECONDS)
         if error := engine.ended.exception():
             raise ServerError(f"the engine failed, so the server ends: {error!r}") from error
@@ -190,8 +256,19 @@ async def _either(*futures: asyncio.Future[Any]) -> None:
 async def _bring_up(settings: Settings, load: Callable[[Settings], Engine]) -> Engine:
     engine = await asyncio.wrap_future(_in_thread(lambda: load(settings)))
     engine.start()
+    watch(engine, settings.step_timeout, lambda: _abandon(engine, settings.step_timeout))
     await warm_up(engine)
     return engine
+
+
+def _abandon(engine: Engine, seconds: float) -> None:
+    """End a process whose engine is stuck: it cannot be stopped, and others cannot be served."""
+    told = GenerationFailedError(f"a step of the model took longer than {seconds:g} s")
+    engine.give_up(f"a step took longer than {seconds:g} s (--step-timeout)", told)
+    time.sleep(LAST_SECONDS)
+    log.critical("the process does not end by itself and is ended")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _in_thread(function: Callable[[], T]) -> Future[T]:

@@ -7,7 +7,7 @@ traceback in the log for each, with which anybody could fill the disk.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,8 @@ class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler
+        if handler is None:
+            return None
         parse = handler.request_deserializer
 
         def tolerant(data: bytes) -> Any:
@@ -47,6 +47,26 @@ class RefuseMalformed(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 f"the bytes are not the request message of this RPC ({request.reason})",
             )
 
+        if handler.request_streaming:
+            if not handler.response_streaming:
+                return handler  # there is no such RPC here
+            talk = handler.stream_stream
+
+            async def answer_talk(
+                requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
+            ) -> AsyncIterator[Any]:
+                async def checked() -> AsyncIterator[Any]:
+                    async for request in requests:
+                        if isinstance(request, _Malformed):
+                            await refuse(request, context)
+                        yield request
+
+                async for response in talk(checked(), context):
+                    yield response
+
+            return grpc.stream_stream_rpc_method_handler(
+                answer_talk, tolerant, handler.response_serializer
+            )
         if handler.response_streaming:
             stream = handler.unary_stream
 

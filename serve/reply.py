@@ -15,10 +15,6 @@ from serve.results import Delta, Finish, TokenScore
 R = TypeVar("R", bound="Reply")
 
 
-class GenerationFailedError(Exception):
-    """The model failed on this request. Not the caller's mistake."""
-
-
 class ImpossibleError(UserError):
     """Nothing that the request allows could come next.
 

@@ -41,6 +41,7 @@ class Settings:
         prefix_cache: whether prompts that begin alike are computed once.
         threads: CPU threads of torch; None leaves its own choice.
         drain_seconds: what running requests get after the first signal.
+        step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
     """
 
     model: Path
@@ -54,6 +55,7 @@ class Settings:
     prefix_cache: bool
     threads: int | None
     drain_seconds: float
+    step_timeout: float
 
 
 def main(argv: list[str], prog: str = "antiphon serve") -> int:
@@ -183,6 +185,14 @@ def build_parser(prog: str) -> CommandParser:
         action="store_false",
         help="compute every prompt from its start, also if another began alike; the cache takes no "
         "memory besides (default: prompts start from what is still in the KV cache)",
+    )
+    group.add_argument(
+        "--step-timeout",
+        type=_number(float, 0),
+        default=300.0,
+        metavar="S",
+        help="what one step of the model may take; if one takes longer, requests fail, the log "
+        "says where it is stuck, and the server exits with 1 (default: 300; 0: no limit)",
     )
     group = parser.add_argument_group("machine")
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")

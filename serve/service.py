@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from gpt.errors import UserError
+from serve.faults import GenerationFailedError, OutOfMemoryFaultError
 from serve.lane import Lane, LaneFullError
 from serve.reply import (
     EngineStoppedError,
-    GenerationFailedError,
     ImpossibleError,
     Scored,
     TextReply,
@@ -322,6 +322,8 @@ def _refusal(error: Exception, *, too_large: str) -> _Refusal | None:
         return _Refusal(code.RESOURCE_EXHAUSTED, text, retry=True)
     if isinstance(error, EngineStoppedError):
         return _Refusal(code.UNAVAILABLE, text, retry=True)
+    if isinstance(error, OutOfMemoryFaultError):
+        return _Refusal(code.RESOURCE_EXHAUSTED, text, retry=True)
     if isinstance(error, GenerationFailedError):
         return _Refusal(code.INTERNAL, text)
     return None

@@ -29,10 +29,11 @@ class GenerationServiceStub(object):
     """Text generation by one GPT model, and what goes with it.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
-    violations of the request at once; RESOURCE_EXHAUSTED (the queue is full) and UNAVAILABLE (the
-    server is loading or draining) hold a google.rpc.RetryInfo. NOT_FOUND: another model is served
-    here. INTERNAL: the model failed on this request; other requests are not affected. Cancelling the
-    RPC, or its deadline, ends the work within one step and frees all that it held.
+    violations of the request at once; RESOURCE_EXHAUSTED (the queue is full, or a step found no
+    memory) and UNAVAILABLE (the server is loading or draining) hold a google.rpc.RetryInfo.
+    NOT_FOUND: another model is served here. INTERNAL: the model failed on this request, or a step
+    over it did not end. Cancelling the RPC, or its deadline, ends the work within one step and frees
+    all that it held.
 
     A request may have 4 MiB. Where a response can have more than the 4 MiB that most clients take
     unless told otherwise, the RPC says so.
@@ -90,10 +91,11 @@ class GenerationServiceServicer(object):
     """Text generation by one GPT model, and what goes with it.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
-    violations of the request at once; RESOURCE_EXHAUSTED (the queue is full) and UNAVAILABLE (the
-    server is loading or draining) hold a google.rpc.RetryInfo. NOT_FOUND: another model is served
-    here. INTERNAL: the model failed on this request; other requests are not affected. Cancelling the
-    RPC, or its deadline, ends the work within one step and frees all that it held.
+    violations of the request at once; RESOURCE_EXHAUSTED (the queue is full, or a step found no
+    memory) and UNAVAILABLE (the server is loading or draining) hold a google.rpc.RetryInfo.
+    NOT_FOUND: another model is served here. INTERNAL: the model failed on this request, or a step
+    over it did not end. Cancelling the RPC, or its deadline, ends the work within one step and frees
+    all that it held.
 
     A request may have 4 MiB. Where a response can have more than the 4 MiB that most clients take
     unless told otherwise, the RPC says so.
@@ -218,10 +220,11 @@ class GenerationService(object):
     """Text generation by one GPT model, and what goes with it.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
-    violations of the request at once; RESOURCE_EXHAUSTED (the queue is full) and UNAVAILABLE (the
-    server is loading or draining) hold a google.rpc.RetryInfo. NOT_FOUND: another model is served
-    here. INTERNAL: the model failed on this request; other requests are not affected. Cancelling the
-    RPC, or its deadline, ends the work within one step and frees all that it held.
+    violations of the request at once; RESOURCE_EXHAUSTED (the queue is full, or a step found no
+    memory) and UNAVAILABLE (the server is loading or draining) hold a google.rpc.RetryInfo.
+    NOT_FOUND: another model is served here. INTERNAL: the model failed on this request, or a step
+    over it did not end. Cancelling the RPC, or its deadline, ends the work within one step and frees
+    all that it held.
 
     A request may have 4 MiB. Where a response can have more than the 4 MiB that most clients take
     unless told otherwise, the RPC says so.

@@ -1,7 +1,8 @@
 """A server process with a scripted model: `antiphon serve` in all but what it loads.
 
 MODEL is a folder. Loading waits until it holds the file `loaded`; the model says `a` for ever, a
-forward every 10 ms; once the folder holds the file `break` the engine's scheduler fails.
+forward every 10 ms. Once the folder holds the file `break` the engine's scheduler fails; with
+`stuck` a forward does not end, and with `fail` each raises.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ def load(settings: Settings) -> Engine:
         time.sleep(0.01)
         if (settings.model / "break").exists():
             engine._scheduler.schedule = lambda: 1 / 0  # type: ignore[method-assign]
+        while (settings.model / "stuck").exists():
+            time.sleep(0.01)
+        if (settings.model / "fail").exists():
+            raise RuntimeError("the accelerator is gone")
         return ord("a")
 
     tokenizer = Tokenizer.bytes()

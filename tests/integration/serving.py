@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 REAL = (sys.executable, "-m", "gpt", "serve")
 SCRIPTED = (sys.executable, str(ROOT / "tests" / "integration" / "scripted_server.py"))
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class ServerProcess:

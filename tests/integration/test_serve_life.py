@@ -170,3 +170,51 @@ def test_an_engine_that_fails_ends_the_process_with_a_failure(model: Path) -> No
             assert next(watch.statuses) == NOT_SERVING
         assert server.wait() != 0
         assert any("the engine failed" in line for line in server.log)
+
+
+def test_a_step_that_does_not_end_fails_its_requests_and_ends_the_process(model: Path) -> None:
+    with ServerProcess(SCRIPTED, model, "--step-timeout", "1") as server:
+        server.await_ready()
+        with Client(server.target, timeout=PATIENCE) as client, Watch(server.target) as watch:
+            assert next(watch.statuses) == SERVING
+            (model / "stuck").touch()
+            with pytest.raises(RequestError, match="took longer than 1 s") as failed:
+                client.generate("x")
+            assert failed.value.code == "INTERNAL"
+            assert next(watch.statuses) == NOT_SERVING
+        assert server.wait() == 1
+    log = "\n".join(server.log)
+    assert "CRITICAL serve.faults: a step has taken longer than 1 s" in log
+    assert "scripted_server.py" in log, "where it is stuck"
+    assert "error: the engine failed" in server.log[-1]
+    assert "--step-timeout" in server.log[-1]
+
+
+def test_a_step_that_does_not_end_does_not_keep_the_process_from_ending(model: Path) -> None:
+    flags = ("--step-timeout", "0", "--drain-seconds", "0.1")
+    with ServerProcess(SCRIPTED, model, *flags) as server:
+        server.await_ready()
+        with Client(server.target, timeout=PATIENCE) as client:
+            stream = client.stream("x")
+            next(stream)
+            (model / "stuck").touch()
+            server.process.send_signal(signal.SIGTERM)
+            with pytest.raises(RequestError, match="shut down") as cut:
+                list(stream)
+            assert cut.value.code == "UNAVAILABLE"
+        assert server.wait() == 1
+        assert "its last step did not end" in server.log[-1]
+
+
+def test_a_model_that_fails_whatever_it_is_asked_ends_the_process(model: Path) -> None:
+    with ServerProcess(SCRIPTED, model) as server:
+        server.await_ready()
+        with Client(server.target, timeout=PATIENCE) as client, Watch(server.target) as watch:
+            assert next(watch.statuses) == SERVING
+            (model / "fail").touch()
+            with pytest.raises(RequestError, match="failed in a step") as failed:
+                client.generate("x")
+            assert failed.value.code == "INTERNAL"
+            assert next(watch.statuses) == NOT_SERVING
+        assert server.wait() == 1
+        assert "the accelerator is gone" in server.log[-1]

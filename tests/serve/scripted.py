@@ -30,6 +30,7 @@ class ScriptedModel:
         entered: how many forwards have begun.
         steps: for each forward let through, how many tokens it ran and how many sequences got one.
         fail_next: set to an exception to have the next forward raise it.
+        fail_always: set to one that each raises.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ScriptedModel:
         self.entered = 0
         self.steps: list[tuple[int, int]] = []
         self.fail_next: BaseException | None = None
+        self.fail_always: BaseException | None = None
         self._following = following
         self._permits: threading.Semaphore | None = None
 
@@ -87,6 +89,8 @@ class ScriptedModel:
         if (error := self.fail_next) is not None:
             self.fail_next = None
             raise error
+        if self.fail_always is not None:
+            raise self.fail_always
         logits = torch.full((len(rows), self.config.vocab_size), -1e9)  # (M, V)
         for i, row in enumerate(rows):
             token = self._following(int(plan.positions[row]), int(ids[row]))

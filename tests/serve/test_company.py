@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+import torch
 
 from gpt.tokenizer import Tokenizer
 from serve.client import Completion, RequestError
@@ -219,13 +220,44 @@ def test_a_step_that_raises_fails_those_in_it_and_the_engine_goes_on(serve: Serv
     eventually(lambda: model.entered == 1)
     waiting = served.stub.Generate.future(request(b"x", max_tokens=2))
     eventually(lambda: served.engine.held == 2)
-    model.fail_next = RuntimeError("out of memory")
+    model.fail_next = RuntimeError("not for the caller's eyes")
     model.release()
     with pytest.raises(grpc.RpcError) as caught:
         touched.result()
     assert caught.value.code() == grpc.StatusCode.INTERNAL
-    assert "out of memory" not in caught.value.details(), "details of ours are for the log"
+    assert "eyes" not in caught.value.details(), "details of ours are for the log"
     assert bytes(ids_of(waiting.result())) == b"yz"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+    ids=["python", "cpu", "gpu"],
+)
+def test_a_step_that_finds_no_memory_is_told_apart(serve: Serve, error: Exception) -> None:
+    model = counting()
+    served = serve(model)
+    model.fail_next = error
+    with pytest.raises(RequestError, match="no memory left") as caught:
+        served.client.generate([1], max_tokens=2)
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+    assert served.client.generate([1], max_tokens=2).token_ids == [2, 3]
+
+
+def test_a_model_that_fails_on_everything_ends_the_engine(serve: Serve) -> None:
+    """One that a request has brought down goes on; this one would fail for ever."""
+    model = counting()
+    served = serve(model)
+    model.fail_always = MemoryError("no more")
+    with pytest.raises(RequestError) as caught:
+        served.client.generate([1], max_tokens=2)
+    assert caught.value.code == "RESOURCE_EXHAUSTED"
+    assert isinstance(served.engine.ended.exception(10), MemoryError)
+    assert served.engine.pages_used == 0
 
 
 def test_an_engine_that_fails_as_a_whole_says_so_and_hangs_nobody(serve: Serve) -> None:

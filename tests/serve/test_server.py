@@ -28,6 +28,7 @@ def test_the_defaults() -> None:
     assert settings.drain_seconds == 30
     assert settings.prefix_cache
     assert not parse(["folder", "--no-prefix-cache"], PROG).prefix_cache
+    assert settings.step_timeout == 300
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ def test_the_defaults() -> None:
         ["--kv-cache-gb", "inf"],
         ["--threads", "0"],
         ["--drain-seconds", "-1"],
+        ["--step-timeout", "-1"],
         ["--dtype", "float16"],
         ["--model", "x"],
     ],

@@ -98,6 +98,7 @@ class Engine:
         name: what the model is called to clients.
         max_running: most sequences in one step.
         max_waiting: how many requests may wait beyond those.
+        max_waiting_tokens: most tokens that those may have together; None: any number.
         n_pages: size of the KV cache in pages for each group of layers, the null page included;
             None sizes it for `max_running` full contexts within `kv_bytes`.
         kv_bytes: byte budget of the cache; None takes a share of the free memory.
@@ -122,6 +123,7 @@ class Engine:
         name: str,
         max_running: int = 32,
         max_waiting: int = 256,
+        max_waiting_tokens: int | None = None,
         n_pages: int | Seq[int] | None = None,
         kv_bytes: int | None = None,
         page_size: int = PAGE_SIZE,
@@ -154,6 +156,7 @@ class Engine:
             CachePages(self._cache.spec.memories, n_pages, page_size, prefix_cache=prefix_cache),
             max_running=max_running,
             max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
             prefill_chunk=prefill_chunk,
         )
         self._requests: dict[Sequence, _Request] = {}

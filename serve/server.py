@@ -40,6 +40,7 @@ class Settings:
         kv_cache_gb: budget of the KV cache in GiB; None takes a share of the free memory.
         prefix_cache: whether prompts that begin alike are computed once.
         threads: CPU threads of torch; None leaves its own choice.
+        max_waiting_tokens: most tokens that waiting requests may have together.
         drain_seconds: what running requests get after the first signal.
         step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
     """
@@ -51,6 +52,7 @@ class Settings:
     dtype: str
     max_running: int
     max_waiting: int
+    max_waiting_tokens: int
     kv_cache_gb: float | None
     prefix_cache: bool
     threads: int | None
@@ -122,6 +124,7 @@ def load(settings: Settings) -> Engine:
         name=loaded.name,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
         kv_bytes=None if budget is None else int(budget * GIB),
         prefix_cache=settings.prefix_cache,
         dtype=dtype,
@@ -171,6 +174,13 @@ def build_parser(prog: str) -> CommandParser:
         default=256,
         metavar="N",
         help="most requests waiting beyond those; more get RESOURCE_EXHAUSTED (default: 256)",
+    )
+    group.add_argument(
+        "--max-waiting-tokens",
+        type=_number(int, 1, 2**31),
+        default=2**20,
+        metavar="N",
+        help="most tokens that waiting requests may have together, likewise (default: 1048576)",
     )
     group.add_argument(
         "--kv-cache-gb",

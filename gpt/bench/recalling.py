@@ -107,6 +107,14 @@ class Recurrent(nn.Module):
         self.embed = nn.Embedding(VOCABULARY, width)
         self.net = kind(width, width, layers, batch_first=True)
         self.head = nn.Linear(width, VOCABULARY)
+        if kind is nn.LSTM:
+            # Forget gates that begin open: what an LSTM needs to remember for long at all
+            # (Jozefowicz et al., "An empirical exploration of recurrent network architectures",
+            # 2015). torch keeps the gates in the order input, forget, cell, output.
+            with torch.no_grad():
+                for layer in range(layers):
+                    bias: Tensor = getattr(self.net, f"bias_ih_l{layer}")
+                    bias[width : 2 * width] = 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.net(self.embed(ids))[0])  # type: ignore[no-any-return]

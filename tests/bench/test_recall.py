@@ -50,6 +50,16 @@ def test_recurrent_models_are_as_large_as_the_gpt(kind: type[nn.LSTM | nn.RNN]) 
     assert recalling.count(made) == pytest.approx(recalling.count(gpt), rel=0.05)
 
 
+def test_an_lstm_begins_by_remembering() -> None:
+    named = recalling.Recurrent(nn.LSTM, 5, 2).named_parameters()
+    biases = [p for name, p in named if "ih" in name]
+    open_gates = [p for p in biases if p.dim() == 1]
+    assert len(open_gates) == 2
+    for bias in open_gates:
+        assert bias[5:10].tolist() == [1.0] * 5
+        assert bias[:5].abs().max() < 1
+
+
 def test_the_command_knows_how_many_keys_there_are() -> None:
     assert recall.KEYS == recalling.KEYS
 

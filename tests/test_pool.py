@@ -171,6 +171,20 @@ def test_a_group_with_a_window_needs_what_a_query_at_the_end_sees() -> None:
     pages.check_integrity([])
 
 
+def test_without_the_pages_of_the_sinks_there_is_no_hit() -> None:
+    pages = CachePages([Memory(6, 1)], 12, 4, prefix_cache=True)
+    first = text(*range(40))
+    run(pages, first, 32)
+    (table,) = first.tables
+    late = table[4:]
+    pages.release(first)
+    assert pages.find(first, 32).tokens == 32
+    (pool,) = pages.pools
+    pool.share(late)
+    assert pool.allocate(pool.free) is not None, "takes all that is not held"
+    assert pages.find(first, 32).tokens == 0
+
+
 def test_a_text_whose_scores_are_wanted_starts_where_they_end() -> None:
     scoring = Sequence.score([1, 2, 3, 4], SamplingParams(), block_size=9, n_vocab=9, eot=0)
     assert scoring.reusable == 0

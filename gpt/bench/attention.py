@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -86,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
     if args.heads % kv_heads:
         raise ConfigError(f"--heads {args.heads} is not divisible by --kv-heads {kv_heads}")
     rows = rows_of(args)
+    compilers = [os.environ.get("CXX", "g++"), "g++", "clang++"]
+    if args.flex and args.device == "cpu" and not any(map(shutil.which, compilers)):
+        raise ConfigError("--flex compiles, and there is no C++ compiler; install g++, or leave it")
 
     import torch
 

@@ -139,7 +139,8 @@ class Flex(_Attention):
 
     def forward(self) -> Tensor:
         gqa = self.shape.heads != self.shape.kv_heads
-        found = self.compiled(self.q, self.k, self.v, block_mask=self.mask, enable_gqa=gqa)
+        q, k, v = (x.detach() for x in self.given)  # on a CPU it refuses those with a gradient
+        found = self.compiled(q, k, v, block_mask=self.mask, enable_gqa=gqa)
         assert isinstance(found, Tensor)
         return found
 

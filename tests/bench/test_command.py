@@ -75,6 +75,13 @@ def test_a_mistake_is_met_before_the_work(arguments: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_without_a_compiler_flex_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match="no C\\+\\+ compiler"):
+        command.main(["attention", "--flex"])
+
+
 @pytest.mark.parametrize("lengths", ["", "5,x", "0,4"])
 def test_lengths_are_whole_numbers(lengths: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -14,10 +14,10 @@ test: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo smollm2 test soak lint format docs proto wheel clean
+.PHONY: help demo smollm2 test soak llama-cpp-parity lint format docs proto wheel clean
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.installed  ## train a small model, sample it, serve it and call it (ARGS="--max-steps 50" for less)
 	@$(PY) -m gpt demo $(ARGS)
@@ -33,6 +33,12 @@ soak: export OMP_NUM_THREADS ?= 1
 
 soak: $(VENV)/.installed-dev  ## serve 10,000 requests to clients that cancel, err and die (ten minutes)
 	@$(PY) -m tests.integration.soak $(ARGS)
+
+# In an environment of its own, which `clean` removes; built from source, it takes some minutes.
+llama-cpp-parity: $(VENV)/.installed  ## build llama.cpp and hold generated text to it (SMOLLM2=file.gguf for a real model)
+	@test -x $(VENV)-llama-cpp/bin/python || $(PYTHON) -m venv $(VENV)-llama-cpp
+	@$(VENV)-llama-cpp/bin/python -m pip install --quiet llama-cpp-python
+	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.llama_cpp_parity $(SMOLLM2) --llama $(VENV)-llama-cpp/bin/python
 
 lint: $(VENV)/.installed-dev  ## check style and types
 	$(PY) -m ruff check .
@@ -55,7 +61,7 @@ wheel: $(VENV)/.installed-dev  ## build dist/antiphon-*.whl
 	$(PY) -m build --wheel
 
 clean:  ## remove the environment, builds and caches; data/, models/ and runs/ stay
-	rm -rf $(VENV) $(VENV).bootstrap build dist site *.egg-info
+	rm -rf $(VENV) $(VENV).bootstrap $(VENV)-llama-cpp build dist site *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -188,6 +188,8 @@ def write_folder(
         save_file(state, new / WEIGHTS_FILE, metadata={"format": "pt"})
         tokenizer.save(new / TOKENIZER_FILE)
         (new / CONFIG_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        # safetensors lets nobody but the owner read what it writes.
+        shutil.copymode(new / CONFIG_FILE, new / WEIGHTS_FILE)
         if chat_template is not None:
             (new / CHAT_TEMPLATE_FILE).write_bytes(chat_template.encode())
 

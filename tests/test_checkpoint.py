@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,13 @@ def test_a_name_with_control_characters_cannot_spoil_a_log(folder: Path) -> None
     loaded = load_model(folder)
     assert loaded.name == "a?b?[31m?"
     assert loaded.training == {}
+
+
+def test_all_files_of_a_model_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        save_model(tmp_path / "m", build(CONFIG, 1, torch.float32), TOKENIZER)
+    finally:
+        os.umask(before)
+    modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "m").iterdir()}
+    assert modes == {0o644}

@@ -43,6 +43,9 @@ from gpt.plan import Group, LayerPlan
 from gpt.positions import ScoreTerm, score_term
 from gpt.rotary import RotaryTable, rotate
 
+FIXED_QUERIES = 8
+"""In a group that is fixed queries come in multiples of these: see `gpt.deterministic`."""
+
 
 class Attention(nn.Module):
     """Multi-head self-attention with shared key and value heads."""
@@ -171,9 +174,13 @@ def _kernel(
         # Weights that are dropped must be known again in the backward pass; the fused kernels keep
         # them, at the price of the whole square.
         mask = group.sight(torch.arange(group.t, device=q.device))
-    if group.t == 1 and q.device.type == "cpu" and dropout == 0 and not causal:
+    if group.fixed:
+        assert mask is not None, "a fixed group hides its keys by a mask"
+        short = -group.t % FIXED_QUERIES
+        q, mask = F.pad(q, (0, 0, 0, short)), F.pad(mask, (0, 0, 0, short), value=1)
+    elif group.t == 1 and q.device.type == "cpu" and dropout == 0 and not causal:
         return _one_query(q, k, v, mask, scale)
-    return F.scaled_dot_product_attention(
+    found = F.scaled_dot_product_attention(
         q, k, v,
         attn_mask=None if causal else mask,
         dropout_p=dropout,
@@ -181,6 +188,7 @@ def _kernel(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
+    return found[:, :, : group.t]
 
 
 def bias_dtype(x: Tensor) -> torch.dtype:

@@ -49,7 +49,12 @@ class Model(Protocol):
 
 @torch.inference_mode()
 def step(
-    model: Model, cache: KVCache, work: Seq[tuple[Sequence, int]], *, n_vocab: int
+    model: Model,
+    cache: KVCache,
+    work: Seq[tuple[Sequence, int]],
+    *,
+    n_vocab: int,
+    fixed: bool = False,
 ) -> list[Made | None]:
     """One forward over the next tokens of each sequence.
 
@@ -58,6 +63,7 @@ def step(
         work: `(sequence, n)`: run the next n of its pending tokens. Its block tables must already
             have room for them.
         n_vocab: ids from here up are padding of the embedding and never chosen.
+        fixed: attention as for `AttentionPlan.paged`.
 
     Returns:
         For each sequence None if tokens are still pending, else the token made, which has been
@@ -93,6 +99,7 @@ def step(
         pattern=cache.spec.patterns,
         device=device,
         logit_rows=logit_rows,
+        fixed=fixed,
     )
     logits = model(torch.tensor(ids, device=device), plan, cache)[:, :n_vocab]
     results: list[Made | None] = [None] * len(work)

@@ -36,6 +36,8 @@ class Group:
         pages: (b, pages) the pages to read the keys from, padded with the null page; None: they are
             read in place, or nothing is cached.
         skip: how many of the first keys in the pages to leave out.
+        fixed: the result must not depend on the group's shape (`gpt.deterministic`): the keys are
+            all positions from 0 to a fixed border, and there is a mask.
         first_slot: when one sequence's pages lie side by side, the slot of its first key: its keys
             are then a view of the cache, not a copy.
     """
@@ -54,6 +56,7 @@ class Group:
     pages: Tensor | None = None
     skip: int = 0
     first_slot: int | None = None
+    fixed: bool = False
 
     def hide(self, term: Tensor) -> Tensor:
         """(b or 1, H, t, s) `term`, -inf where a query may not look."""

@@ -81,12 +81,21 @@ class _Layout:
 
 
 def paged_plans(
-    chunks: Seq[Chunk], page_size: int, patterns: LayerPatterns, device: torch.device | str
+    chunks: Seq[Chunk],
+    page_size: int,
+    patterns: LayerPatterns,
+    device: torch.device | str,
+    fixed: bool = False,
 ) -> tuple[Tensor, tuple[LayerPlan, ...]]:
     """The position of each token, (N,), and the plan of each kind of pattern."""
     rows = _Rows(chunks, device)
     shared = [
-        (_layouts(chunks, memory, i, page_size, rows), *_places(chunks, i, page_size, device))
+        (
+            _fixed_layouts(chunks, i, page_size, rows)
+            if fixed
+            else _layouts(chunks, memory, i, page_size, rows),
+            *_places(chunks, i, page_size, device),
+        )
         for i, memory in enumerate(patterns.memories)
     ]
     kinds = []
@@ -188,6 +197,39 @@ def _layouts(
     ]
 
 
+def _fixed_layouts(chunks: Seq[Chunk], table: int, page_size: int, rows: _Rows) -> list[_Layout]:
+    """The groups of a plan that is fixed: keys are all positions from 0 to a border, so the place
+    of a key among them is its own, and how many there are follows from the text's length alone.
+    Pages that were given back, and those behind the end, are the null page."""
+    keyed: dict[tuple[int, ...], list[int]] = {}
+    for i, chunk in enumerate(chunks):
+        key = (chunk.start, chunk.length) if chunk.length > 1 else (_border(chunk.end),)
+        keyed.setdefault(key, []).append(i)
+    layouts = []
+    for members in keyed.values():
+        s = _border(chunks[members[0]].end)
+        n_pages = pages_for(s, page_size)
+        pages = []
+        for i in members:
+            own = chunks[i].tables[table][: pages_for(chunks[i].end, page_size)]
+            pages.append([*own, *[NULL_PAGE] * (n_pages - len(own))])
+        where, q_pos = rows.of(members)
+        group = Group(
+            len(members), q_pos.shape[-1], s, q_pos, torch.arange(s, device=rows.device)[None],
+            rows=where,
+            pages=_table(pages, rows.device),
+            fixed=True,
+        )  # fmt: skip
+        layouts.append(_Layout(members, group, exact=False))
+    return layouts
+
+
+def _border(keys: int) -> int:
+    """Up to where keys are read: 64, 128, 192, 512, 1024, … (`gpt.deterministic` says why)."""
+    step = 64 if keys <= 192 else 512
+    return -(-keys // step) * step
+
+
 def _bucket(pages: int) -> int:
     """1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, …: four steps an octave."""
     step = max(1, 1 << max(0, (pages - 1).bit_length() - 3))
@@ -260,9 +302,9 @@ def _look(layout: _Layout, chunks: Seq[Chunk], pattern: Pattern) -> Group:
     """The group with what its queries may see."""
     group, members = layout.group, [chunks[i] for i in layout.members]
     short = all(chunk.end <= pattern.causal_until for chunk in members)
-    if short and all(chunk.start == 0 for chunk in members):
+    if not group.fixed and short and all(chunk.start == 0 for chunk in members):
         return replace(group, causal=True)
-    if group.t == 1 and layout.exact and (short or pattern.sees_memory):
+    if not group.fixed and group.t == 1 and layout.exact and (short or pattern.sees_memory):
         return group
     mask = pattern.seen(group.q_pos[:, None, :, None], group.k_pos[:, None, None, :])
     return replace(group, mask=mask)  # (b, 1, t, s)

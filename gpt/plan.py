@@ -163,15 +163,18 @@ class AttentionPlan:
         pattern: Pattern | LayerPatterns,
         device: torch.device | str = "cpu",
         logit_rows: Seq[int] | None = None,
+        fixed: bool = False,
     ) -> AttentionPlan:
         """Chunks of sequences whose earlier tokens are in the cache: serving (`gpt.paged`).
 
         Args:
             logit_rows: of which tokens logits are wanted, counted over all chunks; None: of all.
+            fixed: attention adds up in an order that follows from positions alone
+                (`gpt.deterministic`).
         """
         if not isinstance(pattern, LayerPatterns):
             pattern = LayerPatterns((pattern,))
-        positions, kinds = paged_plans(chunks, page_size, pattern, device)
+        positions, kinds = paged_plans(chunks, page_size, pattern, device, fixed)
         return cls(
             positions,
             kinds,

@@ -106,6 +106,8 @@ class Engine:
         prefill_chunk: most prompt tokens of one sequence in one step.
         prefix_cache: whether a text may start from what others with the same beginning computed.
         dtype, device: of the cache; the model's own.
+        fixed: texts do not depend on company, down to the last bit; the model must have been made
+            ready for it (`gpt.deterministic`).
         check_every_step: verify pages and queues after every step, not only when idle.
 
     Attributes:
@@ -131,12 +133,14 @@ class Engine:
         prefix_cache: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        fixed: bool = False,
         check_every_step: bool = False,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.dtype = dtype
+        self._fixed = fixed
         self.ended: Future[None] = Future()
         if n_pages is None:
             pool = size_pool(
@@ -377,7 +381,7 @@ class Engine:
     def _step(self, work: list[tuple[Sequence, int]]) -> list[_Event]:
         """Run the work and return what it made. Requests that are over hold nothing any more."""
         try:
-            results = step(self.model, self._cache, work, n_vocab=self.tokenizer.n_vocab)
+            results = self._run_model(work)
         except BaseException as error:  # whatever it was, only these requests are touched
             log.exception("a step over %d requests failed", len(work))
             self._suspect = True
@@ -419,6 +423,10 @@ class Engine:
                 if all(map(set.isdisjoint, broken, tables)):
                     self._scheduler.publish(sequence, n)
 
+    def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
+        n_vocab = self.tokenizer.n_vocab
+        return step(self.model, self._cache, work, n_vocab=n_vocab, fixed=self._fixed)
+
     def _prove(self) -> None:
         """Run a prompt of one token after a step that failed, and raise what it raises: then the
         fault is not the requests', and every later step would fail as well (a GPU that is lost, a
@@ -430,7 +438,7 @@ class Engine:
             granted = pages.grow(sequence, 1)
         try:
             if granted:  # else others hold every page: it is proven at the next failure
-                step(self.model, self._cache, [(sequence, 1)], n_vocab=self.tokenizer.n_vocab)
+                self._run_model([(sequence, 1)])
         finally:
             with self._wake:
                 pages.release(sequence)

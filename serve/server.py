@@ -42,6 +42,7 @@ class Settings:
         threads: CPU threads of torch; None leaves its own choice.
         max_waiting_tokens: most tokens that waiting requests may have together.
         drain_seconds: what running requests get after the first signal.
+        deterministic: texts do not depend on what else the server does, down to the last bit.
         step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
     """
 
@@ -58,6 +59,7 @@ class Settings:
     threads: int | None
     drain_seconds: float
     step_timeout: float
+    deterministic: bool
 
 
 def main(argv: list[str], prog: str = "antiphon serve") -> int:
@@ -96,6 +98,7 @@ def load(settings: Settings) -> Engine:
     import torch
 
     from gpt.checkpoint import load_model
+    from gpt.deterministic import make_deterministic
     from gpt.device import check_device
     from gpt.machine import GIB
     from serve.engine import Engine
@@ -117,6 +120,8 @@ def load(settings: Settings) -> Engine:
         device,
         torch.get_num_threads(),
     )
+    if settings.deterministic:
+        make_deterministic(loaded.model)
     budget = settings.kv_cache_gb
     return Engine(
         loaded.model,
@@ -129,6 +134,7 @@ def load(settings: Settings) -> Engine:
         prefix_cache=settings.prefix_cache,
         dtype=dtype,
         device=device,
+        fixed=settings.deterministic,
     )
 
 
@@ -211,6 +217,12 @@ def build_parser(prog: str) -> CommandParser:
         default="float32",
         choices=["float32", "bfloat16", "float64"],
         help="precision of weights and cache (default: float32)",
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="make each text the same, to the last bit, whatever else the server does meanwhile; "
+        "slower, on the CPU only, and tried out at the start",
     )
     group.add_argument(
         "--threads",

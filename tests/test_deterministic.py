@@ -1,0 +1,109 @@
+"""Logits that depend on nothing but the tokens before them, bit by bit, and texts with them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from gpt.config import GPTConfig
+from gpt.deterministic import make_deterministic, prove
+from gpt.errors import ServerError
+from gpt.model import GPT
+from gpt.params import SamplingParams
+from gpt.starter import Starter
+from gpt.tokenizer import Tokenizer
+from serve.asked import Asked
+from serve.engine import Engine
+from serve.results import Delta
+
+TOKENIZER = Tokenizer.bytes()
+
+
+def tiny(**options: object) -> GPT:
+    torch.manual_seed(0)
+    settings = {"block_size": 600, "n_layer": 2, "n_head": 4, "d_model": 32, "init_std": 0.2}
+    config = GPTConfig(vocab_size=TOKENIZER.n_vocab, **{**settings, **options})  # type: ignore[arg-type]
+    return GPT(config).eval()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_kv_head": 2},
+        {"pattern": "window:50"},
+        {"pattern": "window:40+sinks:4", "position": "rotary", "mlp": "swiglu"},
+        {"position": "alibi", "block_size": 300},
+    ],
+    ids=str,
+)
+def test_logits_do_not_depend_on_cuts_and_company(options: dict[str, object]) -> None:
+    make_deterministic(tiny(**options))
+
+
+def test_it_is_found_out_at_the_start_where_it_does_not_hold() -> None:
+    """Here because the products are left as they are."""
+    with pytest.raises(ServerError, match="does not hold for this model on this machine"):
+        prove(tiny())
+
+
+def test_it_leaves_the_weights_and_their_names_alone() -> None:
+    model = tiny(block_size=64)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    make_deterministic(model)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(isinstance(m, nn.Linear) for m in (model.head, model.blocks[0].attn.qkv))
+
+
+def ask(model: GPT, jobs: list[tuple[list[int], SamplingParams]], **options: object) -> Engine:
+    """Serve the jobs, all at once, and leave what they gave in the engine's `given`."""
+    engine = Engine(
+        model, TOKENIZER, name="t", page_size=4, fixed=True, check_every_step=True, **options
+    )  # type: ignore[arg-type]
+    starter = Starter(model.config, TOKENIZER)
+
+    async def one(prompt: list[int], params: SamplingParams) -> list[tuple[int, float]]:
+        given: list[tuple[int, float]] = []
+        async for event in engine.submit(Asked([starter.start(prompt, params)])):
+            if isinstance(event, Delta):
+                given += [
+                    (token, score.logprob)
+                    for token, score in zip(event.token_ids, event.scores, strict=True)
+                ]
+        return given
+
+    async def run() -> None:
+        engine.given = await asyncio.gather(*[one(*job) for job in jobs])  # type: ignore[attr-defined]
+
+    engine.start()
+    asyncio.run(run())
+    engine.stop()
+    return engine
+
+
+@pytest.mark.parametrize("pattern", ["causal", "window:20"])
+def test_texts_and_their_scores_are_those_that_each_gets_alone(pattern: str) -> None:  # S5, S6, S8
+    model = tiny(block_size=128, pattern=pattern)
+    make_deterministic(model)
+    rng = random.Random(0)
+    jobs = []
+    for i in range(10):
+        prompt = rng.choices(range(256), k=rng.randint(1, 50))
+        params = SamplingParams(
+            max_tokens=rng.randint(2, 40), temperature=rng.choice([0.0, 1.0]), seed=i, logprobs=0
+        )
+        jobs.append((prompt, params))
+    alone = [ask(model, [job], n_pages=200).given[0] for job in jobs]  # type: ignore[attr-defined]
+    assert len({str(text) for text in alone}) == len(jobs)
+    for size in (2, 8):
+        order = rng.sample(range(10), 10)
+        crowded = ask(
+            model, [jobs[i] for i in order], max_running=size, n_pages=60, prefill_chunk=7 * size
+        )
+        assert crowded.given == [alone[i] for i in order]  # type: ignore[attr-defined]
+    assert crowded.preemptions > 0 or pattern != "causal"

@@ -137,8 +137,13 @@ class LossGuard(Callback):
 
     def check_state(self, module: L.LightningModule, step: int) -> None:
         """Raises DivergedError if a weight is not finite: such a state must not be saved."""
-        weights = [p.detach() for p in module.parameters()]
-        if not math.isfinite(float(_whole(torch.nn.utils.get_total_norm(weights)))):
+        # After an evaluation FSDP2 keeps the weights of the outermost part whole until the next
+        # step, and a norm is of whole ones or of sharded ones.
+        kinds: dict[type[Tensor], list[Tensor]] = {}
+        for weight in module.parameters():
+            kinds.setdefault(type(weight.data), []).append(weight.detach())
+        norms = [float(_whole(torch.nn.utils.get_total_norm(same))) for same in kinds.values()]
+        if not all(map(math.isfinite, norms)):
             raise DivergedError(
                 f"some weights are not finite at step {step}: training diverged, and this state is "
                 f"not saved; {self.last_good}. {_ADVICE}"

@@ -87,7 +87,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **LLAMA, "rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_block_size": 64,
     },
     "qwen2": {**LLAMA, "qkv_bias": True},
-    "qwen2, wide heads": {**LLAMA, "qkv_bias": True, "head_dim": 32},
+    "biases of queries, wide heads": {**LLAMA, "qkv_bias": True, "head_dim": 32},
     "qwen2, yarn": {
         **LLAMA, "qkv_bias": True, "rope_scaling": "yarn", "rope_factor": 4.0,
         "rope_original_block_size": 64,

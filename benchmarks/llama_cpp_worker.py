@@ -20,7 +20,12 @@ import numpy as np
 
 def main(model: str, job: str, result: str) -> None:
     wanted = json.loads(Path(job).read_text(encoding="utf-8"))
-    llama = llama_cpp.Llama(model, n_ctx=512, n_batch=512, n_threads=2, verbose=False)
+    # Its threads wait for each other in a loop; on a machine with other work, one is the fastest.
+    # Its cache is float16 unless asked otherwise.
+    llama = llama_cpp.Llama(
+        model, n_ctx=512, n_batch=512, verbose=False, n_threads=1, n_threads_batch=1,
+        type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32,
+    )  # fmt: skip
     size = llama.n_vocab()
     found: dict[str, np.ndarray] = {}
 

@@ -43,7 +43,6 @@ def main() -> None:
 
     torch.manual_seed(0)
     tokenizer = Tokenizer.bytes()
-    tokenizer.eot = -1  # no token ends a text
     patterns = args.pattern or ["window:256"]
     config = GPTConfig.preset(args.preset).replace(
         vocab_size=tokenizer.n_vocab, position=args.position, pattern=patterns
@@ -52,7 +51,7 @@ def main() -> None:
     if not spec.endless:  # the context ends a text then
         config = config.replace(block_size=args.tokens + 1)
     model = GPT(config).eval().to(args.device)
-    params = SamplingParams(seed=0, max_tokens=args.tokens)
+    params = SamplingParams(seed=0, max_tokens=args.tokens, ignore_end_of_text=True)
     sequences = [
         Sequence.start(
             [1], params, block_size=config.block_size, n_vocab=tokenizer.n_vocab, eot=None,

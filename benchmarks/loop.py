@@ -61,8 +61,9 @@ class Bare:
             self.optimizer.zero_grad()
             (nats / ids.numel()).backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            rate = learning_rate(self.step, self.total, self.settings)
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(self.step, self.total, self.settings)
+                group["lr"] = rate
             self.optimizer.step()
             self.step += 1
 

@@ -42,8 +42,8 @@ class LayerCache:
         if plan.begun is not None:
             # The rest of a page is read, too, and hidden; but a weight of 0 times a left-over NaN
             # would still be NaN.
-            self._paged(self.keys).index_fill_(1, plan.begun, 0)
-            self._paged(self.values).index_fill_(1, plan.begun, 0)
+            self.paged(self.keys).index_fill_(1, plan.begun, 0)
+            self.paged(self.values).index_fill_(1, plan.begun, 0)
         self.keys.index_copy_(1, plan.slots, k.transpose(0, 1).to(self.keys.dtype))
         self.values.index_copy_(1, plan.slots, v.transpose(0, 1).to(self.values.dtype))
 
@@ -57,11 +57,11 @@ class LayerCache:
             return pool[:, group.first_slot : group.first_slot + group.s].unsqueeze(0)
         assert group.pages is not None, "a dense plan has no pages to read"
         K, _, D = pool.shape
-        gathered = self._paged(pool).index_select(1, group.pages.flatten())
+        gathered = self.paged(pool).index_select(1, group.pages.flatten())
         keys = gathered.view(K, group.b, -1, D)  # (K, b, pages * page_size, D)
         return keys[:, :, group.skip : group.skip + group.s].transpose(0, 1)
 
-    def _paged(self, pool: Tensor) -> Tensor:
+    def paged(self, pool: Tensor) -> Tensor:
         """(K, n_pages, page_size * D), a view."""
         return pool.view(pool.shape[0], -1, self.page_size * pool.shape[2])
 
@@ -107,6 +107,25 @@ class KVCache:
 
     def layer(self, index: int) -> LayerCache:
         return self._layers[index]
+
+    @torch.inference_mode()
+    def broken(self, pages: Seq[Seq[int]]) -> list[set[int]]:
+        """Which of the pages of each group hold, in any layer, a number that is not finite."""
+        found: list[set[int]] = []
+        for group, wanted in zip(self.spec.groups, pages, strict=True):
+            held = [self._layers[layer] for layer in group.layers]
+            index = torch.tensor(wanted, dtype=torch.long, device=held[0].keys.device)
+            # What is not finite stays so in any sum.
+            sums = torch.stack(
+                [
+                    layer.paged(pool).index_select(1, index).sum((0, 2))
+                    for layer in held
+                    for pool in (layer.keys, layer.values)
+                ]
+            )
+            fine = sums.isfinite().all(0).tolist() if wanted else []
+            found.append({page for page, good in zip(wanted, fine, strict=True) if not good})
+        return found
 
     @staticmethod
     def page_bytes(

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from gpt.groups import Group, LayerPlan
-from gpt.pages import NULL_PAGE, pages_for, split_table
+from gpt.pages import pages_for, split_table
 from gpt.patterns import LayerPatterns, Memory, Pattern
+from gpt.pool import NULL_PAGE
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def _fixed_layouts(chunks: Seq[Chunk], table: int, page_size: int, rows: _Rows) 
     for members in keyed.values():
         s = _border(chunks[members[0]].end)
         n_pages = pages_for(s, page_size)
-        pages = []
+        pages: list[Seq[int]] = []
         for i in members:
             own = chunks[i].tables[table][: pages_for(chunks[i].end, page_size)]
             pages.append([*own, *[NULL_PAGE] * (n_pages - len(own))])

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 from gpt.patterns import Memory
-
-NULL_PAGE = 0
-"""Never handed out: stands in a block table for a page that was given back, and pads tables of
-unequal length."""
+from gpt.pool import NULL_PAGE, PageAllocator
 
 
 def pages_for(tokens: int, page_size: int) -> int:
@@ -53,62 +51,6 @@ def most_pages(memory: Memory, tokens: int | None, chunk: int, page_size: int) -
     return held if most is None else min(held, most)
 
 
-class PageAllocator:
-    """A free list over pages 1 to `n_pages - 1`; page 0 is the null page.
-
-    Freed pages are handed out again last-in first-out, so a small working set stays in the
-    processor's cache.
-    """
-
-    def __init__(self, n_pages: int, page_size: int) -> None:
-        if n_pages < 2 or page_size < 1:
-            raise ValueError(f"need n_pages >= 2 and page_size >= 1, got {n_pages}, {page_size}")
-        self.n_pages = n_pages
-        self.page_size = page_size
-        self._free = list(range(n_pages - 1, NULL_PAGE, -1))
-        self._used: set[int] = set()
-
-    @property
-    def free(self) -> int:
-        """Pages that can still be handed out."""
-        return len(self._free)
-
-    @property
-    def used(self) -> int:
-        return len(self._used)
-
-    @property
-    def capacity(self) -> int:
-        """Pages in all, the null page left out."""
-        return self.n_pages - 1
-
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` pages, or None (and nothing taken) if fewer are free."""
-        if count > len(self._free):
-            return None
-        pages = [self._free.pop() for _ in range(count)]
-        self._used.update(pages)
-        return pages
-
-    def release(self, pages: Seq[int]) -> None:
-        """Give pages back. Raises ValueError for one that is not out: it would be owned twice."""
-        for page in reversed(pages):  # they come out again in their order, side by side as before
-            if page not in self._used:
-                raise ValueError(f"page {page} is released but not in use")
-            self._used.remove(page)
-            self._free.append(page)
-
-    def check_integrity(self, tables: Iterable[Seq[int]]) -> None:
-        """Raise AssertionError unless the block tables own exactly the pages that are out."""
-        owned = [page for table in tables for page in table if page != NULL_PAGE]
-        if len(owned) != len(set(owned)):
-            raise AssertionError("a page is owned by two sequences")
-        if set(owned) != self._used:
-            raise AssertionError(f"pages leaked or lost: {sorted(self._used ^ set(owned))}")
-        if sorted([*self._free, *self._used]) != list(range(1, self.n_pages)):
-            raise AssertionError("free and used pages do not add up to the pool")
-
-
 class Holder(Protocol):
     """Who holds pages; `gpt.sequence.Sequence` is one."""
 
@@ -116,36 +58,68 @@ class Holder(Protocol):
     """Tokens in the cache: the next query stands at this position."""
     tables: list[list[int]]
     """A block table for each group; no tables: no pages."""
+    ids: list[int]
+
+    def page_keys(self, page_size: int) -> Seq[bytes]:
+        """By what its full pages are known to others (`gpt.prefix`)."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """The beginning of a text that is in the cache already.
+
+    Attributes:
+        tokens: how long it is; whole pages.
+        tables: the pages in each group, with the null page for those that need not be there; empty
+            if there is no hit.
+    """
+
+    tokens: int = 0
+    tables: tuple[list[int], ...] = ()
+
+
+NO_HIT = Hit()
 
 
 class CachePages:
     """The pages of all groups, and who gets them.
 
     The owner's loop is: `release_behind` for every sequence, `grow` for those that are to run, a
-    step; `release` for one that is over.
+    step; `release` for one that is over. With a prefix cache besides: `adopt` what `find` has found
+    for one that starts, and `publish` what a step has filled.
 
     Args:
         memories: what each group must remember (`gpt.cachespec.CacheSpec.memories`).
         n_pages: pages of each group's pool, its null page included; a number is that of every pool.
         page_size: tokens a page holds.
+        prefix_cache: whether full pages can be found by others.
     """
 
-    def __init__(self, memories: Seq[Memory], n_pages: int | Seq[int], page_size: int) -> None:
+    def __init__(
+        self,
+        memories: Seq[Memory],
+        n_pages: int | Seq[int],
+        page_size: int,
+        *,
+        prefix_cache: bool = False,
+    ) -> None:
         sizes = [n_pages] * len(memories) if isinstance(n_pages, int) else list(n_pages)
         if not memories or len(sizes) != len(memories):
             raise ValueError(f"{len(sizes)} pools for {len(memories)} groups")
         self.memories = tuple(memories)
         self.page_size = page_size
+        self.prefix_cache = prefix_cache
         self.pools = tuple(PageAllocator(n, page_size) for n in sizes)
 
     @property
     def used(self) -> int:
-        """Pages that are out, over all groups."""
+        """Pages that somebody holds, over all groups."""
         return sum(pool.used for pool in self.pools)
 
     @property
     def free(self) -> list[int]:
-        """Pages that can still be handed out, of each group."""
+        """Pages that can still be handed out, of each group; what only the prefix cache keeps is
+        among them."""
         return [pool.free for pool in self.pools]
 
     @property
@@ -192,18 +166,94 @@ class CachePages:
             pool.release([page for page in table if page != NULL_PAGE])
         holder.tables = []
 
-    def lacking(self, holder: Holder, tokens: int, chunk: int) -> list[int]:
-        """Most pages of each group that it takes besides those it holds on its way to `tokens`
-        tokens, in chunks of up to `chunk`. After `release_behind`."""
+    def lacking(self, holder: Holder, tokens: int, chunk: int, hit: Hit = NO_HIT) -> list[int]:
+        """Most pages of each group that it takes from the free ones on its way to `tokens` tokens,
+        in chunks of up to `chunk`. After `release_behind`.
+
+        Args:
+            hit: where it would start. Pages of it that others hold are not taken from the free.
+        """
         chunk = min(chunk, max(1, tokens - holder.computed))
-        return [
-            max(0, most - held)
-            for most, held in zip(self.most(tokens, chunk), self._held(holder), strict=True)
-        ]
+        held = self._held(holder)
+        if hit.tables:
+            held = [
+                sum(map(pool.is_used, table))
+                for table, pool in zip(hit.tables, self.pools, strict=True)
+            ]
+        return [max(0, m - h) for m, h in zip(self.most(tokens, chunk), held, strict=True)]
+
+    def find(self, holder: Holder, limit: int) -> Hit:
+        """The longest beginning of its text, up to `limit` tokens, that every group can serve.
+        Takes nothing."""
+        if not self.prefix_cache or limit < self.page_size:
+            return NO_HIT
+        keys = holder.page_keys(self.page_size)[: limit // self.page_size]
+        found: list[list[int]] = []
+        for memory, pool in zip(self.memories, self.pools, strict=True):
+            pages: list[int] = []
+            for key in keys:
+                page = pool.find(key)
+                if page is None and memory.window is None:
+                    break  # none of the later ones is of use to anybody
+                pages.append(NULL_PAGE if page is None else page)
+            keys = keys[: len(pages)]
+            found.append(pages)
+        runs = [_runs(pages) for pages in found]
+        for end in range(len(keys), 0, -1):
+            splits = [split_table(m, end * self.page_size, self.page_size) for m in self.memories]
+            if all(
+                run[end] >= end - first and run[sinks] >= sinks
+                for run, (sinks, first) in zip(runs, splits, strict=True)
+            ):
+                tables = [
+                    [*pages[:sinks], *[NULL_PAGE] * (first - sinks), *pages[first:end]]
+                    for pages, (sinks, first) in zip(found, splits, strict=True)
+                ]
+                return Hit(end * self.page_size, tuple(tables))
+        return NO_HIT
+
+    def comes(self, holder: Holder, hit: Hit, limit: int, others: Iterable[Holder]) -> bool:
+        """Whether one of the others is about to fill the page that would make the hit longer."""
+        if not self.prefix_cache:
+            return False
+        end = hit.tokens + self.page_size
+        if end > limit:
+            return False
+        place = hit.tokens // self.page_size
+        key = holder.page_keys(self.page_size)[place]
+        return any(
+            other.computed < end <= len(other.ids) and other.page_keys(self.page_size)[place] == key
+            for other in others
+        )
+
+    def adopt(self, holder: Holder, hit: Hit) -> None:
+        """Start a holder without pages where a hit ends that was found just now."""
+        if not hit.tables:
+            return
+        for table, pool in zip(hit.tables, self.pools, strict=True):
+            pool.share(page for page in table if page != NULL_PAGE)
+        holder.tables = [list(table) for table in hit.tables]
+        holder.computed = hit.tokens
+
+    def filled(self, holder: Holder, n: int) -> list[list[int]]:
+        """The pages of each group that its last `n` computed tokens filled up."""
+        first = (holder.computed - n) // self.page_size
+        return [table[first : holder.computed // self.page_size] for table in holder.tables]
+
+    def publish(self, holder: Holder, n: int) -> None:
+        """Let the pages be found that its last `n` computed tokens filled up."""
+        if not self.prefix_cache:
+            return
+        first = (holder.computed - n) // self.page_size
+        keys = holder.page_keys(self.page_size)[first:]
+        for pages, pool in zip(self.filled(holder, n), self.pools, strict=True):
+            for page, key in zip(pages, keys, strict=False):
+                pool.publish(page, key)
 
     def check_integrity(self, holders: Iterable[Holder]) -> None:
-        """Raise AssertionError unless the holders' tables own exactly the pages that are out, and
-        have every page that a query from `computed` on needs."""
+        """Raise AssertionError unless the holders' tables name exactly the pages that are out and
+        have every page that a query from `computed` on needs, and what can be found is full and of
+        the text that it is known by."""
         holders = list(holders)
         for group, (memory, pool) in enumerate(zip(self.memories, self.pools, strict=True)):
             tables = []
@@ -219,7 +269,18 @@ class CachePages:
                 if NULL_PAGE in table[:sinks] + table[first:]:
                     raise AssertionError("a page that is still needed was given back")
                 tables.append(table)
+                self._check_keys(holder, table, pool)
             pool.check_integrity(tables)
+
+    def _check_keys(self, holder: Holder, table: list[int], pool: PageAllocator) -> None:
+        known = [pool.key_of(page) for page in table]
+        full = holder.computed // self.page_size
+        if any(key is not None for key in known[full:]):
+            raise AssertionError("a page that is not full can be found")
+        if self.prefix_cache:
+            keys = holder.page_keys(self.page_size)
+            if any(a not in (None, b) for a, b in zip(known[:full], keys, strict=False)):
+                raise AssertionError("a page is known by another text than its holder's")
 
     def _held(self, holder: Holder) -> list[int]:
         """Pages of each group that it holds, known without looking at the tables."""
@@ -230,3 +291,11 @@ class CachePages:
             sinks, first = split_table(memory, holder.computed, self.page_size)
             held.append(len(table) - (first - sinks))
         return held
+
+
+def _runs(pages: Seq[int]) -> list[int]:
+    """For each number of leading pages, how many of them at their end are there without a gap."""
+    runs = [0]
+    for page in pages:
+        runs.append(0 if page == NULL_PAGE else runs[-1] + 1)
+    return runs

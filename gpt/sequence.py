@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gpt.errors import PromptError, SamplingError
 from gpt.history import History
 from gpt.params import Made, SamplingParams
+from gpt.prefix import PageKeys
 
 if TYPE_CHECKING:
     from gpt.constraint import Guide
@@ -59,6 +60,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_len = len(self.ids)
         self._history = History(self.prompt_len)
+        self._page_keys: PageKeys | None = None
 
     @classmethod
     def start(
@@ -167,6 +169,19 @@ class Sequence:
     def history(self) -> History:
         """Which tokens it has had, up to date."""
         return self._history.update(self.ids)
+
+    def page_keys(self, page_size: int) -> Seq[bytes]:
+        """By what its full pages are known to others; always of the same page size."""
+        if self._page_keys is None:
+            self._page_keys = PageKeys(page_size)
+        return self._page_keys.of(self.ids)
+
+    @property
+    def reusable(self) -> int:
+        """How many of its first tokens need not be run if somebody else has: not the last, from
+        which the next token is predicted, and none whose own prediction is to be scored."""
+        scored = len(self.scores)
+        return min(len(self.ids) - 1, scored if scored < len(self.targets) else len(self.ids))
 
     @property
     def pending(self) -> int:

@@ -170,7 +170,7 @@ class Session(ABC):
         known = [*self._settings()]
         if name not in known:
             near = nearest(name, known)
-            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+            hint = f"did you mean {near}?" if near else "/set lists them"
             self.complain(f"unknown setting {name!r}; {hint}")
             return
         text = text.strip()

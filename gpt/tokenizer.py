@@ -215,7 +215,7 @@ class Tokenizer:
     def prompt(self, text: str, special: bool | Collection[str] = False) -> list[int]:
         """The ids of a text that begins a document: those of `encode`, `begin` before them."""
         first = [] if self.begin is None else [self.special[self.begin]]
-        return first + self.encode(text, special)
+        return first + self.encode(text, special=special)
 
     def encode(
         self, text: str, special: bool | Collection[str] = False, *, after: After = ""

@@ -98,11 +98,13 @@ class Engine:
         name: what the model is called to clients.
         max_running: most sequences in one step.
         max_waiting: how many requests may wait beyond those.
+        max_waiting_tokens: most tokens that those may have together; None: any number.
         n_pages: size of the KV cache in pages for each group of layers, the null page included;
             None sizes it for `max_running` full contexts within `kv_bytes`.
         kv_bytes: byte budget of the cache; None takes a share of the free memory.
         page_size: tokens a page holds.
         prefill_chunk: most prompt tokens of one sequence in one step.
+        prefix_cache: whether a text may start from what others with the same beginning computed.
         dtype, device: of the cache; the model's own.
         fixed: texts do not depend on company, down to the last bit; the model must have been made
             ready for it (`gpt.deterministic`).
@@ -123,10 +125,12 @@ class Engine:
         name: str,
         max_running: int = 32,
         max_waiting: int = 256,
+        max_waiting_tokens: int | None = None,
         n_pages: int | Seq[int] | None = None,
         kv_bytes: int | None = None,
         page_size: int = PAGE_SIZE,
         prefill_chunk: int = PREFILL_CHUNK,
+        prefix_cache: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         fixed: bool = False,
@@ -153,9 +157,10 @@ class Engine:
         self._cache = KVCache(model.config, n_pages, page_size, dtype=dtype, device=device)
         self._wake = threading.Condition()  # guards everything below
         self._scheduler = Scheduler(
-            CachePages(self._cache.spec.memories, n_pages, page_size),
+            CachePages(self._cache.spec.memories, n_pages, page_size, prefix_cache=prefix_cache),
             max_running=max_running,
             max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
             prefill_chunk=prefill_chunk,
         )
         self._requests: dict[Sequence, _Request] = {}
@@ -388,6 +393,7 @@ class Engine:
                 )
             events = [_Event(self._requests[sequence], end=failed) for sequence, _ in work]
         else:
+            self._publish(work, results)
             now = time.monotonic()
             events = [
                 self._take(self._requests[sequence], made, now)
@@ -400,6 +406,26 @@ class Engine:
     def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
         n_vocab = self.tokenizer.n_vocab
         return step(self.model, self._cache, work, n_vocab=n_vocab, fixed=self._fixed)
+
+    def _publish(self, work: list[tuple[Sequence, int]], results: list[Made | None]) -> None:
+        """Let others start from the pages that a step has filled with finite numbers."""
+        pages = self._scheduler.pages
+        if not pages.prefix_cache:
+            return
+        filled = [
+            (sequence, n, pages.filled(sequence, n))
+            for (sequence, n), made in zip(work, results, strict=True)
+            if made is None or made.token != NOT_FINITE
+        ]
+        filled = [entry for entry in filled if any(entry[2])]
+        if not filled:
+            return
+        groups = zip(*(tables for _, _, tables in filled), strict=True)
+        broken = self._cache.broken([[page for t in tables for page in t] for tables in groups])
+        with self._wake:
+            for sequence, n, tables in filled:
+                if all(map(set.isdisjoint, broken, tables)):
+                    self._scheduler.publish(sequence, n)
 
     def _prove(self) -> None:
         """Run a prompt of one token after a step that failed, and raise what it raises: then the

@@ -86,7 +86,8 @@ class TextReply(Reply):
     larger ones, and a request never holds more than its own texts.
 
     Attributes:
-        prompt_scores: those of the prompt's tokens, if they were asked for, once `begun` is done.
+        prompt_scores: those of the prompt's tokens, if they were asked for, once `prompt_read` is
+            done.
 
     Raises (from iteration):
         GenerationFailedError: the model failed on it.
@@ -110,19 +111,22 @@ class TextReply(Reply):
         self._ends: list[Finish] = []
         self._error: Exception | None = None
         self._left = choices
+        self._begun: set[int] = set()
 
     def deliver(self, delta: Delta | None, end: Finish | Scored | Exception | None) -> None:
         if delta is not None:
             self._waiting.setdefault(delta.choice, []).append(delta)
+            self._begun.add(delta.choice)
         if isinstance(end, Finish):
             self._ends.append(end)
+            self._begun.add(end.choice)
         elif isinstance(end, Exception):
             self._error = self._error or end
         self._arrived.set()
 
-    async def begun(self) -> None:
-        """Wait until something has come of it, or will not."""
-        while not (self._waiting or self._ends or self._error):
+    async def prompt_read(self) -> None:
+        """Wait until the first text has begun, or will not."""
+        while not (0 in self._begun or self._error):
             self._arrived.clear()
             await self._arrived.wait()
 
@@ -132,7 +136,9 @@ class TextReply(Reply):
     async def __anext__(self) -> Delta | Finish:
         if not self._left:
             raise StopAsyncIteration
-        await self.begun()
+        while not (self._waiting or self._ends or self._error):
+            self._arrived.clear()
+            await self._arrived.wait()
         if self._waiting:
             deltas = self._waiting.pop(next(iter(self._waiting)))
             return deltas[0] if len(deltas) == 1 else _merged(deltas)

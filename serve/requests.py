@@ -63,7 +63,8 @@ class SequenceReader:
             violations.append(("spec.n", text))
         endless = self._starter.endless and params.max_tokens is not None
         make = partial(self._starter.start, params=params)
-        first = self._sequence(make, spec, "prompt", "spec.", violations, endless)
+        instead = ", or set max_tokens" if self._starter.endless else ""
+        first = self._sequence(make, spec, "prompt", "spec.", violations, endless, instead)
         first.priority = spec.priority
         sequences = [first]
         for choice in range(1, n):
@@ -99,11 +100,17 @@ class SequenceReader:
         path: str,
         violations: list[tuple[str, str]],
         endless: bool = False,
+        instead: str = "",
     ) -> Sequence:
-        """Add what is wrong with the text to the violations, and raise if there are any."""
+        """Add what is wrong with the text to the violations, and raise if there are any.
+
+        Args:
+            endless: the text may be longer than the context.
+            instead: what else can be done about one that is.
+        """
         kind = request.WhichOneof(oneof)
         try:
-            sequence = make(self._content(request, kind, endless))
+            sequence = make(self._content(request, kind, endless, instead))
         except InexpressibleTextError as error:
             violations.append((f"{path}text", inexpressible(error, self._tokenizer.kind)))
         except SamplingError as error:
@@ -114,7 +121,9 @@ class SequenceReader:
             raise InvalidRequestError(violations)
         return sequence
 
-    def _content(self, request: Any, kind: str | None, endless: bool) -> str | Seq[int]:
+    def _content(
+        self, request: Any, kind: str | None, endless: bool, instead: str
+    ) -> str | Seq[int]:
         """The text or ids, looked at no further than is needed to see that they can fit."""
         if kind is None:
             raise PromptError("not given; set text or token_ids")
@@ -124,7 +133,6 @@ class SequenceReader:
         size = len(text.encode())
         if size > self.max_prompt_bytes and not endless:
             least = math.ceil(size / self._longest_token)
-            instead = ", or set max_tokens" if self._starter.endless and kind == "prompt" else ""
             raise PromptError(
                 f"the text has {size} bytes, which is at least {least} tokens, but the model's "
                 f"context holds {self._starter.block_size}; shorten it{instead}"

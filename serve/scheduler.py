@@ -17,6 +17,11 @@ Pages are handed out step by step. When they run out, the last in the order give
 pages and goes back to the queue; what it had made is kept and its keys and values are computed
 again later (recomputation, Kwon et al., arXiv 2309.06180). The first can always go on.
 
+A sequence starts where a hit of the prefix cache ends (`gpt.pages`), at any full page; its chunks
+end at the same multiples as ever. While one before it in the order is about to fill the page that
+it would need next, it waits for that: so several texts of one prompt, or a crowd with one system
+prompt, compute it once. Who is waited for goes on, or is gone, so nobody waits for ever.
+
 Before each step every sequence gives back the pages that have fallen behind a group's window
 (`gpt.pages`), so layers with a window take no more pages for a long text than for a short one.
 """
@@ -27,7 +32,8 @@ import bisect
 from collections.abc import Sequence as Seq
 
 from gpt.errors import ServerError
-from gpt.pages import NULL_PAGE, CachePages, pages_for
+from gpt.pages import NO_HIT, CachePages, pages_for
+from gpt.pool import NULL_PAGE
 from gpt.sequence import Sequence
 
 AGEING_SECONDS = 1.0
@@ -45,7 +51,8 @@ class PoolTooSmallError(ServerError):
 class Scheduler:
     """Decides the work of each step. Not thread-safe: its owner holds a lock.
 
-    The owner's loop is: `schedule`, run the work, then `finish` each sequence that is over.
+    The owner's loop is: `schedule`, run the work, `publish` what it filled as far as it went well,
+    then `finish` each sequence that is over.
 
     Args:
         pages: the pools that block tables are filled from.
@@ -85,6 +92,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.preemptions = 0
         self._places: dict[Sequence, tuple[float, int]] = {}
+        self._unstarted: set[Sequence] = set()  # those that have never been in a step
         self._arrived = 0
 
     def __len__(self) -> int:
@@ -121,6 +129,7 @@ class Scheduler:
                     f"with this one {tokens} tokens would wait, and the server lets "
                     f"{self.max_waiting_tokens} wait at most; try again later"
                 )
+        self._unstarted.update(sequences)
         for sequence in sequences:
             self._places[sequence] = (now - sequence.priority * AGEING_SECONDS, self._arrived)
             self._arrived += 1
@@ -144,6 +153,7 @@ class Scheduler:
         """
         if self._places.pop(sequence, None) is None:
             return False
+        self._unstarted.discard(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         else:
@@ -166,17 +176,24 @@ class Scheduler:
                 self._grant(sequence, 1, work)
         self._admit()
         budget = self.token_budget - len(work)
-        for sequence in self.running:
-            n = self._next_chunk(sequence)
-            if sequence not in work and n <= budget and self._grant(sequence, n, work):
-                budget -= n
+        for place, sequence in enumerate(self.running):
+            if sequence not in work:
+                budget -= self._read(sequence, self.running[:place], budget, work)
+        self._unstarted.difference_update(work)
         return list(work.items())
+
+    def publish(self, sequence: Sequence, n: int) -> None:
+        """Let others start from the pages that its last `n` computed tokens filled. To be called
+        after the step that ran them, if it succeeded and left finite numbers in them."""
+        self.pages.publish(sequence, n)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless pages, tables and queues fit together."""
         held = [*self.running, *self.waiting]
         if len(held) != len(self._places) or set(held) != set(self._places):
             raise AssertionError("running and waiting are not the sequences held")
+        if not self._unstarted <= set(held):
+            raise AssertionError("a sequence that is to start is not held")
         for queue in (self.running, self.waiting):
             places = [self._places[sequence] for sequence in queue]
             if places != sorted(places):
@@ -195,10 +212,26 @@ class Scheduler:
                     raise AssertionError(f"{kept} pages held, {bound} allowed")
         self.pages.check_integrity(held)
 
-    def _next_chunk(self, sequence: Sequence) -> int:
-        """Tokens up to the next multiple of the chunk size, or all that are pending."""
-        border = self.prefill_chunk - sequence.computed % self.prefill_chunk
-        return min(sequence.pending, border)
+    def _read(
+        self, sequence: Sequence, before: list[Sequence], budget: int, work: dict[Sequence, int]
+    ) -> int:
+        """Put the next chunk of a prompt into the step if it may be; returns its tokens.
+
+        A chunk ends at the next multiple of the chunk size, wherever it starts.
+        """
+        start, hit = sequence.computed, NO_HIT
+        if not sequence.tables:
+            hit = self.pages.find(sequence, sequence.reusable)
+            if self.pages.comes(sequence, hit, sequence.reusable, before):
+                return 0
+            start = hit.tokens
+        n = min(len(sequence.ids) - start, self.prefill_chunk - start % self.prefill_chunk)
+        if n > budget:
+            return 0
+        self.pages.adopt(sequence, hit)
+        if sequence in self._unstarted:
+            sequence.cached = start
+        return n if self._grant(sequence, n, work) else 0
 
     def _admit(self) -> None:
         """Start waiting sequences, first come first served, while slots and pages last.
@@ -206,6 +239,8 @@ class Scheduler:
         One is admitted only if the pages that its tokens fill now are free and not already needed
         by the prompts being read: else it would be preempted, or preempt, before its first token.
         """
+        if not self.waiting:
+            return
         free = self._unclaimed()
         while self.waiting and len(self.running) < self.max_running:
             left = self._claim(free, self.waiting[0])
@@ -233,7 +268,8 @@ class Scheduler:
         return free
 
     def _claim(self, free: list[int], sequence: Sequence) -> list[int]:
-        need = self.pages.lacking(sequence, len(sequence.ids), self.prefill_chunk)
+        hit = NO_HIT if sequence.tables else self.pages.find(sequence, sequence.reusable)
+        need = self.pages.lacking(sequence, len(sequence.ids), self.prefill_chunk, hit)
         return [left - n for left, n in zip(free, need, strict=True)]
 
     def _preempt(self, work: dict[Sequence, int]) -> Sequence:

@@ -38,7 +38,9 @@ class Settings:
         model: model folder, run folder or Lightning checkpoint.
         port: 0 takes a free one.
         kv_cache_gb: budget of the KV cache in GiB; None takes a share of the free memory.
+        prefix_cache: whether prompts that begin alike are computed once.
         threads: CPU threads of torch; None leaves its own choice.
+        max_waiting_tokens: most tokens that waiting requests may have together.
         drain_seconds: what running requests get after the first signal.
         deterministic: texts do not depend on what else the server does, down to the last bit.
         step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
@@ -51,7 +53,9 @@ class Settings:
     dtype: str
     max_running: int
     max_waiting: int
+    max_waiting_tokens: int
     kv_cache_gb: float | None
+    prefix_cache: bool
     threads: int | None
     drain_seconds: float
     step_timeout: float
@@ -125,7 +129,9 @@ def load(settings: Settings) -> Engine:
         name=loaded.name,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
         kv_bytes=None if budget is None else int(budget * GIB),
+        prefix_cache=settings.prefix_cache,
         dtype=dtype,
         device=device,
         fixed=settings.deterministic,
@@ -176,11 +182,25 @@ def build_parser(prog: str) -> CommandParser:
         help="most requests waiting beyond those; more get RESOURCE_EXHAUSTED (default: 256)",
     )
     group.add_argument(
+        "--max-waiting-tokens",
+        type=_number(int, 1, 2**31),
+        default=2**20,
+        metavar="N",
+        help="most tokens that waiting requests may have together, likewise (default: 1048576)",
+    )
+    group.add_argument(
         "--kv-cache-gb",
         type=_number(float, 0, 1e6),
         metavar="X",
         help="memory for the KV cache in GiB (default: what --max-running full contexts take, "
         "up to a quarter of the free memory)",
+    )
+    group.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt from its start, also if another began alike; the cache takes no "
+        "memory besides (default: prompts start from what is still in the KV cache)",
     )
     group.add_argument(
         "--step-timeout",

@@ -229,7 +229,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                 seed=reply.seed,
             )
             if spec.HasField("prompt_logprobs"):
-                await reply.begun()
+                await reply.prompt_read()
                 prompt.scores.extend(map(score_message, reply.prompt_scores))
             yield prompt, reply
 

@@ -117,12 +117,12 @@ def build(config: GPTConfig, seed: int = 0, dtype: torch.dtype = torch.float64) 
 
 
 def poison(cache: KVCache, pages: CachePages) -> None:
-    """Fill every page that nobody holds with NaN: whoever reads one says NaN from then on."""
+    """Fill every page that nobody holds or can find with NaN: a reader says NaN from then on."""
     for group, pool in zip(cache.spec.groups, pages.pools, strict=True):
         for layer in group.layers:
             held = cache.layer(layer)
             for numbers in (held.keys, held.values):
-                numbers.unflatten(1, (-1, cache.page_size))[:, pool._free] = torch.nan
+                numbers.unflatten(1, (-1, cache.page_size))[:, pool.blank_pages] = torch.nan
 
 
 @st.composite

@@ -225,15 +225,15 @@ def test_generation_goes_past_the_context_in_constant_memory(
     """Its tokens are those of a full forward over the whole text, masked by the predicate alone."""
     config = CONFIG.replace(position=position, pattern=pattern)
     model = build(config, 3)
-    unending = Tokenizer.bytes()
-    unending.eot = -1
-    params = SamplingParams(temperature=0, seed=0, max_tokens=90, logprobs=0)
+    params = SamplingParams(
+        temperature=0, seed=0, max_tokens=90, logprobs=0, ignore_end_of_text=True
+    )
     sequence = Sequence.start(
         list(range(40, 90)), params, block_size=32, n_vocab=257, eot=256, endless=True
     )
     spec = CacheSpec.of(config)
     n_pages = [1 + most_pages(memory, None, 16, PAGE_SIZE) for memory in spec.memories]
-    texts = Texts(model, unending, n_pages, dtype=torch.float64, prefill_chunk=16)
+    texts = Texts(model, TOKENIZER, n_pages, dtype=torch.float64, prefill_chunk=16)
     assert texts.add(sequence)
     used, scores = set(), []
     while len(texts):

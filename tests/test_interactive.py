@@ -207,8 +207,11 @@ def test_every_setting_can_be_set_and_shown(piped: Callable[..., tuple[str, str]
         "max_tokens": "3", "temperature": "0.5", "top_k": "9", "top_p": "0.9", "min_p": "0.1",
         "typical_p": "0.8", "repetition_penalty": "1.2", "frequency_penalty": "-0.5",
         "presence_penalty": "0.25", "stop": '"x"', "seed": "9", "logprobs": "2", "num_samples": "2",
+        "min_tokens": "1", "stop_tokens": "3,4", "ignore_end_of_text": "true",
+        "logit_bias": "5:-1.5,6:2", "allowed_tokens": "5,6", "grammar": 'start: "a"',
     }  # fmt: skip
-    assert set(values) == {*SETTINGS, "num_samples"}
+    # A text has one constraint.
+    assert set(values) == {*SETTINGS, "num_samples"} - {"json_schema", "regex"}
     wanted = [f"{name} = {value}" for name, value in values.items()]
     lines = [f"/set {name} {value}" for name, value in values.items()]
     out, err = piped("\n".join([*lines, "/show", "/reset", "/show", "/help", "/set"]))

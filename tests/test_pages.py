@@ -11,10 +11,11 @@ from gpt.cache import KVCache
 from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
 from gpt.errors import PromptError
-from gpt.pages import NULL_PAGE, CachePages, PageAllocator, most_pages, pages_for
+from gpt.pages import CachePages, most_pages, pages_for
 from gpt.params import SamplingParams
 from gpt.patterns import Causal, Memory, SlidingWindow, parse_pattern, parse_patterns
 from gpt.plan import AttentionPlan, Chunk
+from gpt.pool import NULL_PAGE, PageAllocator
 from gpt.sequence import Sequence
 
 

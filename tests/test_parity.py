@@ -14,9 +14,10 @@ from gpt.cache import KVCache
 from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig, Position
 from gpt.model import GPT
-from gpt.pages import NULL_PAGE, CachePages, most_pages, pages_for
+from gpt.pages import CachePages, most_pages, pages_for
 from gpt.params import SamplingParams
 from gpt.plan import AttentionPlan, Chunk
+from gpt.pool import NULL_PAGE
 from gpt.sequence import Sequence
 from tests import reference
 from tests.strategies import BLOCK_SIZE, build, configs, cuts, poison
@@ -64,7 +65,7 @@ def run_cut(
             n, sequence = rest[i].pop(0), sequences[i]
             pages.release_behind(sequence)
             for pool in pages.pools:
-                order.shuffle(pool._free)
+                order.shuffle(pool._blank)
             assert pages.grow(sequence, sequence.computed + n)
             held = [len(table) - table.count(NULL_PAGE) for table in sequence.tables]
             most = [most_pages(m, len(texts[i]), n, page_size) for m in spec.memories]
@@ -168,6 +169,21 @@ def test_one_token_decode_honours_the_window() -> None:
     assert_close(found, model(torch.tensor([text]))[0], torch.float64)
     wide = build(config.replace(pattern="causal"))
     assert (model(torch.tensor([text])) - wide(torch.tensor([text]))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_texts_past_their_windows_decode_together(page_size: int) -> None:
+    """One group, whose members read the sinks and one or another number of pages after them."""
+    config = GPTConfig(
+        vocab_size=32, block_size=24, n_layer=2, d_model=16, init_std=0.4,
+        pattern=["window:6+sinks:3", "causal"],
+    )  # fmt: skip
+    model = build(config)
+    order = np.random.default_rng(0)
+    texts = [order.integers(0, 32, n).tolist() for n in (24, 23, 22, 21, 20, 19)]
+    ways = [[8, *[1] * (len(text) - 8)] for text in texts]
+    for text, found in zip(texts, run_cut(model, texts, ways, page_size, order), strict=True):
+        assert_close(found, model(torch.tensor([text]))[0], torch.float64)
 
 
 @pytest.mark.parametrize("length", [1, 5, BLOCK_SIZE])

@@ -72,16 +72,16 @@ exponents are fitted to the medians: time ~ length^e, least squares of the logar
         """\
 Train small models to recall what they read at some distance, and see how far back they can.
 
-A text begins with pairs of a key and a value, goes on with filler, and ends with the keys in
-another order: after each the model must give the value that stood behind it. All keys and
-values are drawn anew for every text, so nothing can be known by heart. Every model trains on
-the same texts of all distances, and has as many parameters as the first.
+A text begins with some pairs, tokens that say a key and its value, goes on with filler, and
+ends with the keys in another order: after each the model must give its value. Keys and values
+are drawn anew for every text, so nothing can be known by heart. Every model trains on the same
+texts of all distances, and has as many parameters as the first GPT.
 
-Two tables by distance (in tokens, from the key in the question back to the key in the pair):
-accuracy, and how strongly the loss at the question depends on the key's embedding (the norm of
-its gradient, a mean over texts), before training and after. A loss that is solved has hardly a
-gradient, so compare models by the norms before training: where a recurrent network's fall with
-distance, attention's do not.
+Two numbers by distance (in tokens, from the key in the question back to the pair): accuracy, and
+how strongly the loss at the question depends on the pair's embedding (the norm of its gradient,
+a mean over texts), before training and after. A loss that is solved has hardly a gradient, so
+compare models by the norms before training: where a recurrent network's fall with distance,
+attention's do not.
 
 Runs some minutes with the defaults; Ctrl-C stops the model in training where it is and shows
 what there is. The same seed and threads give the same numbers.""",

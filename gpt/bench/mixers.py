@@ -90,7 +90,8 @@ class Naive(_Attention):
         groups = self.shape.heads // self.shape.kv_heads
         k, v = (x.repeat_interleave(groups, dim=1) for x in (self.k, self.v))
         scores = (self.q @ k.transpose(-1, -2)) * self.shape.width**-0.5  # (B, H, T, T)
-        return scores.masked_fill(self.hidden, -torch.inf).softmax(-1) @ v
+        weights: Tensor = scores.masked_fill(self.hidden, -torch.inf).softmax(-1)
+        return weights @ v
 
 
 class Fused(_Attention):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MODELS = ("gpt", "lstm", "rnn")
 POSITIONS = ("none", "learned", "sinusoidal", "relative", "rotary", "alibi")
 INTERRUPTED = 130
+KEYS = 8
+"""`recalling.KEYS`, known before torch is imported; a test compares them."""
 
 Result = dict[str, Any]
 
@@ -34,7 +36,7 @@ Result = dict[str, Any]
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--distances", type=whole_numbers, default=[16, 32, 64, 128, 256, 512, 1024],
-        metavar="N,N,…", help="tokens from a key back to its pair (default: 16,32,…,1024)",
+        metavar="N,N,…", help="tokens from a question back to its pair (default: 16,32,…,1024)",
     )  # fmt: skip
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=list(MODELS), help="(default: all)"
@@ -48,8 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="attention patterns of the GPT; each makes a model (default: causal)",
     )  # fmt: skip
     for name, default, what in (
-        ("steps", 600, "of training"),
-        ("pairs", 4, "of key and value in a text"),
+        ("steps", 400, "of training"),
+        ("pairs", 4, "of key and value in a text, 8 at most"),
         ("width", 64, "of the GPT; the others get as many parameters"),
         ("heads", 2, "of the GPT"),
         ("layers", 2, "of every model"),
@@ -71,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
             f"--device is {args.device!r}, but recall runs on the cpu alone: its "
             "models are small; leave it out"
         )
-    if args.pairs > 32:
-        raise ConfigError(f"--pairs is {args.pairs}, but there are only 32 keys")
-    if min(args.distances) < 2 * args.pairs:
+    if args.pairs > KEYS:
+        raise ConfigError(f"--pairs is {args.pairs}, but there are only {KEYS} keys")
+    if min(args.distances) < args.pairs:
         raise ConfigError(
-            f"--distances has {min(args.distances)}, but {args.pairs} pairs fill "
-            f"{2 * args.pairs} tokens; give longer ones or fewer --pairs"
+            f"--distances has {min(args.distances)}, but {args.pairs} pairs fill as "
+            "many tokens; give longer ones or fewer --pairs"
         )
     if not 0 < args.rate < 1:
         raise ConfigError(f"--rate is {args.rate}, but must be above 0 and below 1")
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     print(machine_line(facts))
     print(
         f"{args.pairs} pairs, {args.steps} steps, {args.layers} layers; chance "
-        "is 1 in 16", flush=True,
+        "is 1 in 8", flush=True,
     )  # fmt: skip
     results, interrupted = _all(args)
     print("\n".join(lines_of(results)))
@@ -136,7 +138,7 @@ def _one(args: argparse.Namespace, name: str, position: str, pattern: str) -> Re
 
     from gpt.bench import recalling
 
-    longest = max(args.distances) + 4 * args.pairs
+    longest = recalling.text_length(max(args.distances), args.pairs)
 
     def gpt(position: str, pattern: str) -> recalling.Model:
         return recalling.make_gpt(position, pattern, longest, args.width, args.heads, args.layers)
@@ -190,8 +192,8 @@ def lines_of(results: list[Result]) -> list[str]:
     lines: list[str] = []
     for what, title, form in (
         ("accuracy", "accuracy", "{:.0%}"),
-        ("gradient_before", "gradient norm at the key, before training", "{:.1e}"),
-        ("gradient_after", "gradient norm at the key, after training", "{:.1e}"),
+        ("gradient_before", "gradient norm at the pair, before training", "{:.1e}"),
+        ("gradient_after", "gradient norm at the pair, after training", "{:.1e}"),
     ):
         head = [title, "parameters", *(f"{d['distance']:,}" for d in results[0]["distances"])]
         rows = [
@@ -222,7 +224,7 @@ def draw(results: list[Result]) -> Figure:
     right.set_yscale("log")
     right.legend(fontsize=8, frameon=False)
     for axes, title in (
-        (left, "accuracy"), (right, "gradient norm at the key, before training")
+        (left, "accuracy"), (right, "gradient norm at the pair, before training")
     ):  # fmt: skip
         mark_powers(axes, [d["distance"] for d in results[0]["distances"]], "distance, tokens")
         axes.set_title(title, loc="left", fontsize=10)

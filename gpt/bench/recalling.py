@@ -1,16 +1,22 @@
 """Associative recall: the texts, the recurrent models, training and testing.
 
-The task is that of Arora et al., "Zoology: measuring and improving recall in efficient language
-models" (arXiv 2312.04927), in a form in which the distance is exact: with n pairs,
+The task is a plain form of that of Arora et al., "Zoology: measuring and improving recall in
+efficient language models" (arXiv 2312.04927). A text with n pairs is
 
-    k1 v1 k2 v2 … kn vn   f f f … f   k3 v3 k1 v1 …
-    └── n pairs ────────┘ └filler┘    └ all keys, in random order
+    p1 p2 … pn   f f f … f   k3 v3 k1 v1 …
+    └ pairs ─┘  └ filler ┘   └ all keys, in random order, and the answers
 
-The first key of the question stands exactly `distance` tokens behind its place in the pairs, and
-it is the one that is tested; training learns from all n answers. Keys of a text differ, its values
-may repeat, so no answer can be had by elimination. Whether the gradient of the loss reaches so far
-back is what decides if a recurrent network can learn it (Bengio et al., "Learning long-term
-dependencies with gradient descent is difficult", 1994).
+where a token p says a key and its value at once, so that one look back is enough: how far it may
+be is the question here, not how many steps of thought it takes. (With key and value in tokens of
+their own a model must first learn to join neighbours, which takes thousands of steps.)
+
+The first key of a tested question stands exactly `distance` tokens behind its pair. In training
+the question begins at one of n places around there, drawn apart from the order of its keys: where
+it begins then tells nothing of what comes first, and the answer must be found by the key, not by
+counting back. Training learns from all n answers. Keys of a text differ, its values may repeat, so
+no answer can be had by elimination. Whether the gradient of the loss reaches so far back is what
+decides if a recurrent network can learn it (Bengio et al., "Learning long-term dependencies with
+gradient descent is difficult", 1994).
 """
 
 from __future__ import annotations
@@ -27,14 +33,17 @@ from torch import Tensor, nn
 from gpt.config import GPTConfig
 from gpt.model import GPT
 
-KEYS, VALUES, FILLERS = 32, 16, 16
-VOCABULARY = KEYS + VALUES + FILLERS
+KEYS, VALUES, FILLERS = 8, 8, 8
+FIRST_VALUE = KEYS
+FIRST_PAIR = KEYS + VALUES
+FIRST_FILLER = FIRST_PAIR + KEYS * VALUES
+VOCABULARY = FIRST_FILLER + FILLERS
 WARM_UP_STEPS = 20
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
 """Of a step, about: short texts come in larger batches."""
 BATCHES = (4, 64)
 TEST_TEXTS = 128
-INIT_STD = 0.05
+INIT_STD = 0.1
 
 
 class Model(Protocol):
@@ -51,31 +60,43 @@ class Texts:
 
     Attributes:
         ids: (B, T) int64.
-        key: (B,) where the key that is asked for first stands in the pairs.
+        pair: (B,) where the pair that is asked for first stands.
         asked: (B, n) where the keys of the question stand, the first of them first.
         answers: (B, n) the values that belong behind them.
     """
 
     ids: Tensor
-    key: Tensor
+    pair: Tensor
     asked: Tensor
     answers: Tensor
 
 
-def make_texts(batch: int, distance: int, pairs: int, rng: torch.Generator) -> Texts:
-    """Texts in which the first answer lies `distance` (at least 2 * pairs) tokens back."""
+def make_texts(
+    batch: int, distance: int, pairs: int, rng: torch.Generator, *, exact: bool
+) -> Texts:
+    """Texts in which the first answer lies `distance` (at least `pairs`) tokens back.
+
+    Args:
+        exact: else, on the average.
+    """
     keys = torch.rand(batch, KEYS, generator=rng).argsort(-1)[:, :pairs]  # (B, n)
-    values = torch.randint(KEYS, KEYS + VALUES, (batch, pairs), generator=rng)
+    values = torch.randint(VALUES, (batch, pairs), generator=rng)
     order = torch.rand(batch, pairs, generator=rng).argsort(-1)
-    time = distance + 4 * pairs
-    ids = torch.randint(KEYS + VALUES, VOCABULARY, (batch, time), generator=rng)
-    ids[:, 0 : 2 * pairs : 2], ids[:, 1 : 2 * pairs : 2] = keys, values
-    key = 2 * order[:, 0]
-    asked = (key + distance)[:, None] + 2 * torch.arange(pairs)
-    answers = values.gather(1, order)
+    length = text_length(distance, pairs)
+    ids = torch.randint(FIRST_FILLER, VOCABULARY, (batch, length), generator=rng)
+    ids[:, :pairs] = FIRST_PAIR + keys * VALUES + values
+    pair = order[:, 0]
+    begins = pair if exact else torch.randint(pairs, (batch,), generator=rng)
+    asked = (begins + distance)[:, None] + 2 * torch.arange(pairs)
+    answers = FIRST_VALUE + values.gather(1, order)
     ids.scatter_(1, asked, keys.gather(1, order))
     ids.scatter_(1, asked + 1, answers)
-    return Texts(ids, key, asked, answers)
+    return Texts(ids, pair, asked, answers)
+
+
+def text_length(distance: int, pairs: int) -> int:
+    """Tokens of a text."""
+    return distance + 3 * pairs
 
 
 class Recurrent(nn.Module):
@@ -86,6 +107,14 @@ class Recurrent(nn.Module):
         self.embed = nn.Embedding(VOCABULARY, width)
         self.net = kind(width, width, layers, batch_first=True)
         self.head = nn.Linear(width, VOCABULARY)
+        if kind is nn.LSTM:
+            # Forget gates that begin open: what an LSTM needs to remember for long at all
+            # (Jozefowicz et al., "An empirical exploration of recurrent network architectures",
+            # 2015). torch keeps the gates in the order input, forget, cell, output.
+            with torch.no_grad():
+                for layer in range(layers):
+                    bias: Tensor = getattr(self.net, f"bias_ih_l{layer}")
+                    bias[width : 2 * width] = 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.net(self.embed(ids))[0])  # type: ignore[no-any-return]
@@ -162,8 +191,8 @@ def train(
         try:
             distance = distances[int(torch.randint(len(distances), (), generator=rng))]
             low, high = BATCHES
-            batch = min(high, max(low, BATCH_TOKENS // (distance + 4 * pairs)))
-            loss = losses(model, make_texts(batch, distance, pairs, rng)).mean()
+            batch = min(high, max(low, BATCH_TOKENS // text_length(distance, pairs)))
+            loss = losses(model, make_texts(batch, distance, pairs, rng, exact=False)).mean()
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -185,8 +214,7 @@ class Recall:
     Attributes:
         accuracy: share of texts whose first answer is the model's first choice.
         loss: nats of that answer, a mean.
-        gradient: norm of its gradient with respect to the embedding of the key in the pairs, a mean
-            over texts.
+        gradient: norm of its gradient with respect to the embedding of its pair, a mean over texts.
     """
 
     accuracy: float
@@ -204,13 +232,13 @@ def test(model: Model, distance: int, pairs: int, seed: int) -> Recall:
         embedded.append(out)
 
     low, high = BATCHES
-    batch = min(high, max(low, 2 * BATCH_TOKENS // (distance + 4 * pairs)))
+    batch = min(high, max(low, 4 * BATCH_TOKENS // text_length(distance, pairs)))
     right, nats, norms = 0.0, 0.0, 0.0
     handle = model.embed.register_forward_hook(keep)
     try:
         done = 0
         while done < TEST_TEXTS:
-            texts = make_texts(min(batch, TEST_TEXTS - done), distance, pairs, rng)
+            texts = make_texts(min(batch, TEST_TEXTS - done), distance, pairs, rng, exact=True)
             logits = model(texts.ids)
             every = torch.arange(len(texts.ids))
             found = logits[every, texts.asked[:, 0]]
@@ -218,7 +246,7 @@ def test(model: Model, distance: int, pairs: int, seed: int) -> Recall:
             (at,) = torch.autograd.grad(loss, embedded.pop())  # texts do not meet: (B, T, C)
             right += float((found.argmax(-1) == texts.answers[:, 0]).sum())
             nats += loss.item()
-            norms += float(at[every, texts.key].norm(dim=-1).sum())
+            norms += float(at[every, texts.pair].norm(dim=-1).sum())
             done += len(texts.ids)
     finally:
         handle.remove()

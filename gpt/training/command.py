@@ -26,6 +26,7 @@ SUBCOMMANDS = {
         (
             "--config shakespeare-tiny",
             "--config shakespeare-tiny --data.source 'texts/*.txt' --name mine",
+            "--model.init_from models/smollm2 --model.lora.rank 8 --data.source a.txt",
             "--config runs/mine/config.yaml --resume",
         ),
     ),
@@ -107,6 +108,12 @@ COMMON: dict[str, tuple[Flag, ...]] = {
     ),
     "model": (
         Flag("--model.preset", "NAME", "a named size, as nano or gpt2-124m"),
+        Flag(
+            "--model.init_from", "MODEL", "begin with this model: its folder, a run's, or a .ckpt"
+        ),
+        Flag(
+            "--model.lora.rank", "N", "with it: train narrow matrices beside it, not all of it", 0
+        ),
         Flag("--model.config.n_layer", "N", "number of blocks", 4),
         Flag("--model.config.n_head", "N", "query heads", 4),
         Flag("--model.config.d_model", "N", "width", 128),

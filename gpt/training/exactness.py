@@ -69,7 +69,7 @@ def run_settings(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
         "model.lora.dropout": module.lora.dropout,
         "trainer.max_steps": trainer.max_steps,
         "trainer.gradient_clip_val": trainer.gradient_clip_val,
-        "trainer.gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+        "trainer.gradient_clip_algorithm": _plain(trainer.gradient_clip_algorithm),
         "trainer.precision": str(trainer.precision),
         "model.compile": module.compile_model,
         "device": module.device.type,
@@ -80,6 +80,11 @@ def run_settings(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
     if module.device.type == "cpu":
         settings["threads"] = torch.get_num_threads()
     return settings
+
+
+def _plain(setting: Any) -> Any:
+    """Lightning makes an enumeration of a name, and a checkpoint is read as plain data only."""
+    return getattr(setting, "value", setting)
 
 
 def broken_exactness(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

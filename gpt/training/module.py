@@ -118,8 +118,13 @@ class GPTModule(L.LightningModule):
         return self.data.tokenizer
 
     def setup(self, stage: str) -> None:
-        """Raises ConfigError for a run without an end and for blocks the model cannot take."""
+        """Raises ConfigError for a run without an end, and for what cannot go together."""
         check_block_size(self.data, self.config, begins_with_model=self.init_from is not None)
+        if self.lora.on and is_sharded(self.trainer.strategy):
+            raise ConfigError(
+                f"model.lora.rank is {self.lora.rank}, but trainer.strategy fsdp2 shards what is "
+                "trained, and frozen weights are not; use ddp, or train all with rank 0"
+            )
         if stage == "fit" and self.trainer.max_steps < 1:
             raise ConfigError(
                 f"trainer.max_steps is {self.trainer.max_steps}, but the learning-rate schedule "

@@ -74,8 +74,10 @@ def find_family(config: GPTConfig) -> Family:
     if config.qk_norm:
         return FAMILIES["qwen3"]
     only_qkv = config.has_qkv_bias and not config.bias and not config.has_mlp_bias
-    # llama.cpp reads llama3's frequencies in the family llama alone, which may have biases, too.
-    return FAMILIES["qwen2" if only_qkv and config.rope_scaling != "llama3" else "llama"]
+    # llama.cpp takes biases in the family llama, too, and there alone llama3's frequencies, or
+    # biases with heads of another width.
+    plain = config.rope_scaling != "llama3" and config.head_width * config.n_head == config.d_model
+    return FAMILIES["qwen2" if only_qkv and plain else "llama"]
 
 
 def _unlike(config: GPTConfig, **wanted: Any) -> list[str]:

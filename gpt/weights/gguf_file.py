@@ -23,7 +23,7 @@ Numbers: TypeAlias = "np.ndarray[Any, Any]"
 SLICE = 1 << 18
 """Numbers dequantised at once: a multiple of every block, and small enough for a cache."""
 
-_PLAIN = {
+_PLAIN: dict[str, tuple[np.dtype[Any], torch.dtype]] = {
     "F32": (np.dtype("<f4"), torch.float32),
     "F16": (np.dtype("<f2"), torch.float16),
     "BF16": (np.dtype("<i2"), torch.bfloat16),

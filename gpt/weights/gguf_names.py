@@ -112,8 +112,8 @@ def turn_rows(
     }.get(name.split(".")[-2])
     if heads is None or have == want:
         return x
-    pairs = x.unflatten(0, (heads, -1, 2) if have == "interleaved" else (heads, 2, -1))
-    return pairs.transpose(1, 2).flatten(0, 2)
+    pairs = (heads, -1, 2) if have == "interleaved" else (heads, 2, -1)
+    return x.reshape(*pairs, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
 class Halves:

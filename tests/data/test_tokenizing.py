@@ -106,7 +106,9 @@ def test_parts_give_together_what_the_document_gives(
         assert part.offset == at
         at = 0 if part.end else at + len(part.text)
     ends = [part.end for part in found]
-    ids = encode(tokenizer, names, texts, ends, [1, len(texts) - 1]).ids.tolist()
+    afters = [part.after for part in found]
+    runs = [1, len(texts) - 1]
+    ids = encode(tokenizer, names, texts, ends, runs, afters).ids.tolist()
     assert ids == [*tokenizer.encode(text, special=names), tokenizer.eot] * 2
 
 

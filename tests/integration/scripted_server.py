@@ -39,6 +39,7 @@ def load(settings: Settings) -> Engine:
         name="scripted",
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
     )
     return engine
 

@@ -83,6 +83,7 @@ def load(settings: Settings) -> Engine:
         name="soak",
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
         n_pages=PAGES,
         page_size=PAGE_SIZE,
         prefill_chunk=16,

@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from gpt.pages import NULL_PAGE, CachePages
+from gpt.pages import CachePages
 from gpt.params import SamplingParams
 from gpt.patterns import Memory
+from gpt.pool import NULL_PAGE
 from gpt.sequence import Sequence
 from serve.scheduler import PoolTooSmallError, QueueFullError, Scheduler
 

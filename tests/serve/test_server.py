@@ -24,8 +24,11 @@ def test_the_defaults() -> None:
     assert settings.model == Path("folder")
     assert (settings.host, settings.port) == ("127.0.0.1", 50051)
     assert (settings.max_running, settings.max_waiting) == (32, 256)
+    assert settings.max_waiting_tokens == 2**20
     assert settings.kv_cache_gb is None
     assert settings.drain_seconds == 30
+    assert settings.prefix_cache
+    assert not parse(["folder", "--no-prefix-cache"], PROG).prefix_cache
     assert settings.step_timeout == 300
 
 

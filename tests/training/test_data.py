@@ -54,9 +54,11 @@ def test_weights_reach_the_batches_and_not_the_evaluation(rows: Path) -> None:
         Source(str(rows / "more.txt")),
     ]
     data = ready(rows, sources)
-    for ids, _ in itertools.islice(data.train_dataloader(), 5):
+    for ids, _, _ in itertools.islice(data.train_dataloader(), 5):
         assert set(data.tokenizer.decode(ids.flatten().tolist())) == set("cd\r\n")
-    val = [t for _, targets in data.val_dataloader() for t in targets.flatten().tolist() if t >= 0]
+    val = [
+        t for _, targets, _ in data.val_dataloader() for t in targets.flatten().tolist() if t >= 0
+    ]
     assert val == data.prepared.val[:].tolist()
     assert set(data.tokenizer.decode(val)) == set("abcd\r\n")
     assert "more.txt (weight 1)" in data.source_name

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from gpt.training.memory import MemoryCheck
 from gpt.training.module import GPTModule
 from gpt.training.record import RunRecord
 from gpt.training.run import RunFolder
+from gpt.training.sharding import FSDP2Strategy
 from tests.training.small import fit, make_data, make_module, write_corpus
 
 CONTEXT, BLOCK = 32, 16
@@ -308,6 +310,13 @@ def test_what_needs_a_model_to_begin_with_is_refused_without(corpus: Path, tmp_p
         begin_with(make_module(lora=LoRAConfig(rank=4)), make_data(corpus), None, None)
     with pytest.raises(ConfigError, match="would never learn the positions between"):
         fit(tmp_path, corpus, 1, data=make_data(corpus, block_size=8))
+
+
+def test_adapters_are_refused_where_weights_are_sharded(base: Path, corpus: Path) -> None:
+    module, data = begun(base, corpus, lora=LoRAConfig(rank=2))
+    module.trainer = SimpleNamespace(strategy=FSDP2Strategy(), datamodule=data, max_steps=1)
+    with pytest.raises(ConfigError, match="fsdp2 shards what is trained"):
+        module.setup("fit")
 
 
 def test_the_same_tokenizer_may_be_given_by_another_name(base: Path, corpus: Path) -> None:

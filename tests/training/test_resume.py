@@ -309,3 +309,10 @@ def test_the_length_of_a_run_counts_only_where_the_rate_depends_on_it():
     before = {"trainer.max_steps": 10, "model.optimizer.schedule": "constant"}
     assert broken_exactness(before, {**before, "trainer.max_steps": 20}) == []
     assert broken_exactness({}, before) == []
+
+
+def test_a_checkpoint_is_plain_data_whatever_clips_the_gradients(run, corpus):
+    """Lightning makes an enumeration of the name, which nobody could load."""
+    fit(run.path, corpus, 1, [kept(run)], gradient_clip_algorithm="value")
+    saved = torch.load(run.last, weights_only=True)
+    assert saved["settings"]["trainer.gradient_clip_algorithm"] == "value"

@@ -43,6 +43,7 @@ SAME: dict[str, tuple[dict[str, Any], str]] = {
     "yarn": ({**ROTARY, **YARN, "rope_beta_fast": 4.0}, "llama"),
     "llama3": ({**ROTARY, **LLAMA3}, "llama"),
     "llama3 with biases": ({**ROTARY, **LLAMA3, "qkv_bias": True}, "llama"),
+    "wide heads with biases": ({**ROTARY, "head_dim": 12, "qkv_bias": True}, "llama"),
     "qwen2": ({**ROTARY, "qkv_bias": True}, "qwen2"),
     "qwen3": ({**ROTARY, "qk_norm": True, "head_dim": 16}, "qwen3"),
     "gpt2": (GPT2, "gpt2"),

@@ -209,7 +209,7 @@ def _fixed_layouts(chunks: Seq[Chunk], table: int, page_size: int, rows: _Rows) 
     for members in keyed.values():
         s = _border(chunks[members[0]].end)
         n_pages = pages_for(s, page_size)
-        pages = []
+        pages: list[Seq[int]] = []
         for i in members:
             own = chunks[i].tables[table][: pages_for(chunks[i].end, page_size)]
             pages.append([*own, *[NULL_PAGE] * (n_pages - len(own))])

@@ -403,6 +403,10 @@ class Engine:
         self._close([event.request for event in events if event.end is not None])
         return events
 
+    def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
+        n_vocab = self.tokenizer.n_vocab
+        return step(self.model, self._cache, work, n_vocab=n_vocab, fixed=self._fixed)
+
     def _publish(self, work: list[tuple[Sequence, int]], results: list[Made | None]) -> None:
         """Let others start from the pages that a step has filled with finite numbers."""
         pages = self._scheduler.pages
@@ -422,10 +426,6 @@ class Engine:
             for sequence, n, tables in filled:
                 if all(map(set.isdisjoint, broken, tables)):
                     self._scheduler.publish(sequence, n)
-
-    def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
-        n_vocab = self.tokenizer.n_vocab
-        return step(self.model, self._cache, work, n_vocab=n_vocab, fixed=self._fixed)
 
     def _prove(self) -> None:
         """Run a prompt of one token after a step that failed, and raise what it raises: then the

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +25,16 @@ from serve.results import Delta
 TOKENIZER = Tokenizer.bytes()
 
 
-def tiny(**options: object) -> GPT:
+def tiny(**options: Any) -> GPT:
     torch.manual_seed(0)
-    settings = {"block_size": 600, "n_layer": 2, "n_head": 4, "d_model": 32, "init_std": 0.2}
-    config = GPTConfig(vocab_size=TOKENIZER.n_vocab, **{**settings, **options})  # type: ignore[arg-type]
+    settings: dict[str, Any] = {
+        "block_size": 600,
+        "n_layer": 2,
+        "n_head": 4,
+        "d_model": 32,
+        "init_std": 0.2,
+    }
+    config = GPTConfig(vocab_size=TOKENIZER.n_vocab, **{**settings, **options})
     return GPT(config).eval()
 
 
@@ -60,50 +68,63 @@ def test_it_leaves_the_weights_and_their_names_alone() -> None:
     assert all(isinstance(m, nn.Linear) for m in (model.head, model.blocks[0].attn.qkv))
 
 
-def ask(model: GPT, jobs: list[tuple[list[int], SamplingParams]], **options: object) -> Engine:
-    """Serve the jobs, all at once, and leave what they gave in the engine's `given`."""
+@dataclass
+class Served:
+    """What the jobs gave: tokens and their log-probabilities; and how it came about."""
+
+    texts: list[list[tuple[int, float]]]
+    cached: int
+    preemptions: int
+
+
+def serve(model: GPT, jobs: list[tuple[list[int], SamplingParams]], **options: Any) -> Served:
+    """Ask an engine for all jobs at once."""
     engine = Engine(
         model, TOKENIZER, name="t", page_size=4, fixed=True, check_every_step=True, **options
-    )  # type: ignore[arg-type]
+    )
     starter = Starter(model.config, TOKENIZER)
+    cached = []
 
     async def one(prompt: list[int], params: SamplingParams) -> list[tuple[int, float]]:
-        given: list[tuple[int, float]] = []
+        text: list[tuple[int, float]] = []
         async for event in engine.submit(Asked([starter.start(prompt, params)])):
             if isinstance(event, Delta):
-                given += [
-                    (token, score.logprob)
-                    for token, score in zip(event.token_ids, event.scores, strict=True)
-                ]
-        return given
+                scores = [score.logprob for score in event.scores]
+                text += zip(event.token_ids, scores, strict=True)
+            else:
+                cached.append(event.cached_tokens)
+        return text
 
-    async def run() -> None:
-        engine.given = await asyncio.gather(*[one(*job) for job in jobs])  # type: ignore[attr-defined]
+    async def run() -> list[list[tuple[int, float]]]:
+        return await asyncio.gather(*[one(*job) for job in jobs])
 
     engine.start()
-    asyncio.run(run())
+    texts = asyncio.run(run())
     engine.stop()
-    return engine
+    return Served(texts, sum(cached), engine.preemptions)
 
 
 @pytest.mark.parametrize("pattern", ["causal", "window:20"])
-def test_texts_and_their_scores_are_those_that_each_gets_alone(pattern: str) -> None:  # S5, S6, S8
+def test_texts_and_their_scores_are_those_that_each_gets_alone(pattern: str) -> None:  # S5 to S8
     model = tiny(block_size=128, pattern=pattern)
     make_deterministic(model)
     rng = random.Random(0)
+    shared = rng.choices(range(256), k=31)
     jobs = []
     for i in range(10):
-        prompt = rng.choices(range(256), k=rng.randint(1, 50))
+        prompt = shared * (i % 2) + rng.choices(range(256), k=rng.randint(1, 50))
         params = SamplingParams(
             max_tokens=rng.randint(2, 40), temperature=rng.choice([0.0, 1.0]), seed=i, logprobs=0
         )
         jobs.append((prompt, params))
-    alone = [ask(model, [job], n_pages=200).given[0] for job in jobs]  # type: ignore[attr-defined]
+    alone = [serve(model, [job], n_pages=200).texts[0] for job in jobs]
     assert len({str(text) for text in alone}) == len(jobs)
-    for size in (2, 8):
+    cached = preemptions = 0
+    for size, n_pages in ((2, 60), (8, 50)):
         order = rng.sample(range(10), 10)
-        crowded = ask(
-            model, [jobs[i] for i in order], max_running=size, n_pages=60, prefill_chunk=7 * size
-        )
-        assert crowded.given == [alone[i] for i in order]  # type: ignore[attr-defined]
-    assert crowded.preemptions > 0 or pattern != "causal"
+        crowd = [jobs[i] for i in order]
+        found = serve(model, crowd, max_running=size, n_pages=n_pages, prefill_chunk=7 * size)
+        assert found.texts == [alone[i] for i in order]
+        cached, preemptions = cached + found.cached, preemptions + found.preemptions
+    assert cached > 0
+    assert preemptions > 0 or pattern != "causal"

@@ -79,5 +79,6 @@ def test_reflection_lists_the_services(serve: Callable[..., Served]) -> None:
     [found] = answer.file_descriptor_response.file_descriptor_proto
     [service] = descriptor_pb2.FileDescriptorProto.FromString(found).service
     assert {method.name for method in service.method} == {
-        "Generate", "GenerateStream", "Score", "Tokenize", "Detokenize", "ListModels", "GetModel"
+        "Generate", "GenerateStream", "BatchGenerate", "Score", "Tokenize", "Detokenize",
+        "ListModels", "GetModel",
     }  # fmt: skip

@@ -173,11 +173,11 @@ def token_by_token(model: GPT, ids: Tensor) -> Tensor:
     """(T, V) logits over a paged cache: a first chunk, then single tokens."""
     page, T = 16, len(ids)
     cache = KVCache(model.config, 1 + -(-T // page), page, dtype=model.dtype)
-    table = list(range(1, 1 + -(-T // page)))
+    tables = [list(range(1, 1 + -(-T // page)))] * len(cache.spec.groups)
     first = max(1, T // 2)
     logits, done = [], 0
     for n in [first, *[1] * (T - first)]:
-        plan = AttentionPlan.paged([Chunk(done, n, table)], page_size=page, pattern=model.pattern)
+        plan = AttentionPlan.paged([Chunk(done, n, tables)], page_size=page, pattern=model.pattern)
         logits.append(model(ids[done : done + n], plan, cache))
         done += n
     return torch.cat(logits)

@@ -225,7 +225,8 @@ class EvalBlocks:
     token sees at least `block_size - stride` tokens. That takes `block_size / stride` times as long
     and gives a lower loss: the two are not to be compared.
 
-    Of several processes each takes every `world_size`-th batch.
+    Of several processes each takes every `world_size`-th batch. All get as many: sharded ones run
+    each forward together, and one that has no text left runs a block that counts for nothing.
 
     Args:
         tokens: the stream.
@@ -265,10 +266,12 @@ class EvalBlocks:
         self.batch_size = batch_size
         blocks = 1 + max(0, -(-(len(tokens) - block_size) // self.stride))
         self._blocks = range(blocks)
-        self._firsts = range(0, blocks, batch_size)[rank::world_size]
+        firsts = range(0, blocks, batch_size)
+        self._firsts = firsts[rank::world_size]
+        self._batches = -(-len(firsts) // world_size)
 
     def __len__(self) -> int:
-        return len(self._firsts)
+        return self._batches
 
     def __iter__(self) -> Iterator[Batch]:
         T, n = self.block_size, len(self.tokens)
@@ -287,3 +290,5 @@ class EvalBlocks:
             targets = np.where(counts, rows[:, 1:], IGNORE)
             ids = torch.from_numpy(rows[:, :-1].copy())
             yield Batch(ids, torch.from_numpy(targets), int(counts.sum()))
+        if len(self._firsts) < self._batches:
+            yield Batch(torch.full((1, T), self.eot), torch.full((1, T), IGNORE), 0)

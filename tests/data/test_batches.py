@@ -119,7 +119,8 @@ def test_processes_share_the_evaluation_out(n, world_size):
         [t.flatten() for _, t, _ in evaluation(n, rank=r, world_size=world_size)]
         for r in range(world_size)
     ]
-    assert sum(map(len, shares)) == len(whole)
+    # Sharded processes run each forward together, so all have as many.
+    assert {len(share) for share in shares} == {-(-len(whole) // world_size)}
     found = sorted(int(t) for share in shares for batch in share for t in batch if t != IGNORE)
     assert found == list(range(100, 100 + n))
 

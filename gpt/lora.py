@@ -121,7 +121,7 @@ class Adapter(nn.Module):
             narrower = there.dtype.itemsize < tensor.dtype.itemsize
             return tensor.to(there.device) if narrower else there
 
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         return self
 
 
@@ -136,6 +136,7 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) → (..., out)."""
+        # Every module's call returns Any.
         return super().forward(x) + self.lora(x)  # type: ignore[no-any-return]
 
 

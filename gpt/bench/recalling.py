@@ -117,6 +117,7 @@ class Recurrent(nn.Module):
                     bias[width : 2 * width] = 1.0
 
     def forward(self, ids: Tensor) -> Tensor:
+        # Every module's call returns Any.
         return self.head(self.net(self.embed(ids))[0])  # type: ignore[no-any-return]
 
 

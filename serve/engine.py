@@ -9,6 +9,7 @@ The scheduler is guarded by a lock that is never held during a step, so `submit`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -126,6 +127,8 @@ class Engine:
         )
         self._held: dict[Sequence, Held] = {}
         self._cancelled: list[Sequence] = []
+        self._departures = 0
+        self._awaiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._stopping = False
         self._suspect = False  # a step has failed, and it is not known whether by its requests
         self._rounds = 0
@@ -270,6 +273,26 @@ class Engine:
         return self._scheduler.capacity
 
     @property
+    def departures(self) -> int:
+        """How many sequences have left since the start."""
+        return self._departures
+
+    async def departure(self, seen: int) -> bool:
+        """Wait until more than `seen` have left, or the engine has ended; False, at once, if nobody
+        is held who could."""
+        loop = asyncio.get_running_loop()
+        left: asyncio.Future[None] = loop.create_future()
+        with self._wake:
+            if self._departures != seen or self.ended.done():
+                return True
+            if not self._held:
+                return False
+            self._awaiting.append((loop, left))
+        if not self.ended.done():  # else it may have ended, which takes no lock, just before that
+            await left
+        return True
+
+    @property
     def pages_used(self) -> int:
         """Pages of the cache that sequences hold now, over all groups of layers."""
         with self._wake:
@@ -292,19 +315,28 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while (found := self._next_work()) is not None:
-                work, overdue = found
-                emit(overdue)
-                if work:
-                    emit(self._step(work))
-                if self._suspect:
-                    self._prove()
+            while self.turn():
+                pass
         except BaseException as error:
             # Not one request's fault but the engine's own; whoever watches `ended` must know.
             log.critical("the engine failed", exc_info=True)
             self._end(GenerationFailedError("the engine failed; see the server's log"), error)
         else:
             self._end(EngineStoppedError("the server shut down before the text was complete"))
+
+    def turn(self) -> bool:
+        """Wait for work, run a step of it, and hand out what it made; False: the engine is to end.
+        For the engine's thread, or for one that drives an engine which was not started."""
+        found = self._next_work()
+        if found is None:
+            return False
+        work, overdue = found
+        emit(overdue)
+        if work:
+            emit(self._step(work))
+        if self._suspect:
+            self._prove()
+        return True
 
     def _next_work(self) -> tuple[list[tuple[Sequence, int]], list[Event]] | None:
         """Wait until there is work, or a text whose time is over. None: the engine is to end."""
@@ -408,6 +440,14 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         if self._held.pop(sequence, None) is not None:
             self._scheduler.finish(sequence)
+            self._departures += 1
+            self._tell_awaiting()
+
+    def _tell_awaiting(self) -> None:
+        awaiting, self._awaiting = self._awaiting, []
+        for loop, left in awaiting:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+                loop.call_soon_threadsafe(lambda left=left: left.done() or left.set_result(None))
 
     def _end(self, told: Exception, error: BaseException | None = None) -> None:
         """Tell the requests left, and whoever watches `ended`, whatever else goes wrong."""
@@ -429,3 +469,4 @@ class Engine:
                 self.ended.set_result(None)
             else:
                 self.ended.set_exception(error)
+        self._tell_awaiting()

@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--shared-prefix", type=int, default=0, metavar="N",
-        help="tokens that all prompts begin with, before their own",
+        help="tokens that all drawn prompts begin with, before their own",
     )  # fmt: skip
     for name, default, what in (
         ("seconds", 10.0, "what is measured of a row in a round"),

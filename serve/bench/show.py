@@ -93,6 +93,7 @@ def _milliseconds(seconds: float | None) -> str:
 def draw(results: Sequence[dict[str, Any]], seen: Mapping[str, Sequence[Seen]]) -> Figure:
     """Tokens/s of the rows, and which share of first tokens and gaps came within which time."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(13, 4.2))
     bars, first, gaps = figure.subplots(1, 3)
@@ -121,6 +122,9 @@ def draw(results: Sequence[dict[str, Any]], seen: Mapping[str, Sequence[Seen]]) 
         axes.set_ylim(0, 1.03)
         if axes.lines:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("")
     if gaps.lines:
         gaps.legend(fontsize=8, frameon=False)
     return figure

@@ -36,7 +36,7 @@ from serve.held import Held
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_p": 0.95},
-    "masked": {"temperature": 0.8, "min_tokens": 10_000, "stop_tokens": (5, 6)},
+    "masked": {"temperature": 0.8, "stop_tokens": (5, 6)},  # and never before min_tokens
     "constrained": {"temperature": 0.8, "regex": "[a-z]*"},
 }
 
@@ -106,9 +106,14 @@ async def _measure(
     starter = Starter(model.config, tokenizer)
     numbers = random.Random(0)
     replies = []
+    most = args.steps + 20
     for i in range(args.streams):
         params = SamplingParams(
-            seed=i, max_tokens=args.steps + 20, ignore_end_of_text=True, **KINDS[kind]
+            seed=i,
+            max_tokens=most,
+            ignore_end_of_text=kind != "constrained",
+            min_tokens=most if kind == "masked" else 0,
+            **KINDS[kind],
         )
         prompt = [numbers.randrange(200) for _ in range(args.prompt)]
         replies.append(engine.submit(Asked([starter.start(prompt, params)])))

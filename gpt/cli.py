@@ -126,7 +126,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "bench": Command(
             "gpt.bench.command:main",
-            "measure the attention patterns, and what models remember, on this machine",
+            "measure attention patterns, what models remember, and a server under load",
             ("bench attention --lengths 512,1024",),
         ),
         "completion": Command(

@@ -41,6 +41,7 @@ class Settings:
         prefix_cache: whether prompts that begin alike are computed once.
         threads: CPU threads of torch; None leaves its own choice.
         max_waiting_tokens: most tokens that waiting requests may have together.
+        prefill_chunk: most prompt tokens of one request in one step.
         drain_seconds: what running requests get after the first signal.
         deterministic: texts do not depend on what else the server does, down to the last bit.
         step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
@@ -54,6 +55,7 @@ class Settings:
     max_running: int
     max_waiting: int
     max_waiting_tokens: int
+    prefill_chunk: int
     kv_cache_gb: float | None
     prefix_cache: bool
     threads: int | None
@@ -130,6 +132,7 @@ def load(settings: Settings) -> Engine:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
+        prefill_chunk=settings.prefill_chunk,
         kv_bytes=None if budget is None else int(budget * GIB),
         prefix_cache=settings.prefix_cache,
         dtype=dtype,
@@ -187,6 +190,14 @@ def build_parser(prog: str) -> CommandParser:
         default=2**20,
         metavar="N",
         help="most tokens that waiting requests may have together, likewise (default: 1048576)",
+    )
+    group.add_argument(
+        "--prefill-chunk",
+        type=_number(int, 1, 2**20),
+        default=512,
+        metavar="N",
+        help="most prompt tokens of a request in one step. Those who stream wait for them: with "
+        "fewer they wait less, and prompts take longer (default: 512)",
     )
     group.add_argument(
         "--kv-cache-gb",

@@ -45,9 +45,6 @@ RETRY_SECONDS = 1.0
 MAX_BATCH = 1024
 """Requests in one BatchGenerate."""
 
-BATCH_WAIT_SECONDS = 0.05
-"""How long a request of a batch waits before it tries again for a place in a full queue."""
-
 MAX_TOKENIZING = 16
 """Tokenize and Detokenize held at once; each may take a second and 20 MB."""
 
@@ -148,15 +145,16 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
     async def _outcome(self, served: _Served, spec: pb.GenerationSpec) -> pb.BatchGenerateResponse:
         """One request of several: its texts, or why there are none."""
         while True:
+            seen = served.engine.departures
             try:
                 if spec.model not in ("", served.engine.name):
                     raise UnknownModelError(served.engine.name, spec.model)
                 async with self._texts(served, spec) as (prompt, reply):
                     whole = await _whole(prompt, reply)
                 return pb.BatchGenerateResponse(completion=whole)
-            except (QueueFullError, LaneFullError):
-                await asyncio.sleep(BATCH_WAIT_SECONDS)
             except Exception as error:
+                if isinstance(error, QueueFullError) and await self._room(served.engine, seen):
+                    continue
                 refusal = _refusal(error, too_large="spec.max_tokens")
                 if refusal is None:
                     raise
@@ -164,6 +162,18 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                 for field, text in refusal.violations:
                     failure.violations.add(field=field, description=one_line(text))
                 return pb.BatchGenerateResponse(failure=failure)
+
+    async def _room(self, engine: Engine, seen: int) -> bool:
+        """Wait until a place in the full queue may have come free; False: none ever will, as nobody
+        is there who could leave (more texts are asked for than the queue holds).
+
+        Args:
+            seen: the engine's departures before the place was refused.
+        """
+        if self._reading.held:
+            await self._reading.one_ends()
+            return True
+        return await engine.departure(seen)
 
     async def Score(  # noqa: N802 - the contract's name
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext

@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
 def test_an_empty_file_sets_nothing_and_a_missing_one_is_told(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").touch()
     assert layered(["--config", str(tmp_path / "empty.yaml")]).origins == {}
-    with pytest.raises(ConfigError, match="cannot read the settings .*none.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read the settings .*none.yaml: No such file"):
         layered(["--config", str(tmp_path / "none.yaml")])
 
 

@@ -70,7 +70,7 @@ def test_what_is_no_pem_or_not_there_is_told(tmp_path: Path, authority: trustme.
     for files in ((junk, key, None), (chain, junk, None), (key, chain, None), (chain, key, junk)):
         with pytest.raises(CertificateError, match="PEM"):
             read_identity(*files)
-    with pytest.raises(CertificateError, match="cannot read the key .*No such file"):
+    with pytest.raises(CertificateError, match=r"cannot read the key .*No such file"):
         read_identity(chain, tmp_path / "none", None)
 
 

@@ -33,6 +33,8 @@ async def follow(paths: Sequence[Path], take: Callable[[], bool]) -> None:
                     log.info("took over what is new in %s", ", ".join(map(str, paths)))
             except UserError as error:
                 log.error("kept what was read before: %s", error)
+            except Exception:  # the next change is still to be seen
+                log.exception("kept what was read before")
             seen = found
         await asyncio.sleep(RELOAD_SECONDS)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from gpt.errors import UserError
+from serve.auth import CALLER
 from serve.faults import GenerationFailedError, OutOfMemoryFaultError
 from serve.lane import Lane, LaneFullError
 from serve.reply import (
@@ -21,7 +22,7 @@ from serve.reply import (
     Scored,
     TextReply,
 )
-from serve.requests import InvalidRequestError, SequenceReader
+from serve.requests import MAX_TEXT_BYTES, InvalidRequestError, SequenceReader
 from serve.results import Delta, token_score
 from serve.scheduler import PoolTooSmallError, QueueFullError
 from serve.status import abort, bad_request, one_line, retry_after
@@ -66,9 +67,14 @@ class UnknownModelError(UserError):
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Answers UNAVAILABLE until `open`, and again after `close`."""
+    """Answers UNAVAILABLE until `open`, and again after `close`.
 
-    def __init__(self) -> None:
+    Args:
+        max_text_bytes: longest text that is tokenized.
+    """
+
+    def __init__(self, max_text_bytes: int = MAX_TEXT_BYTES) -> None:
+        self._max_text_bytes = max_text_bytes
         self._served: _Served | None = None
         self._closed_because = "the server is loading its model"
         # Each takes milliseconds to a second that health checks must not wait for; and texts that
@@ -84,8 +90,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
         """Take requests for this engine."""
         self._served = _Served(
             engine,
-            SequenceReader(engine.tokenizer, engine.model.config),
-            TokenReader(engine.name, engine.tokenizer),
+            SequenceReader(engine.tokenizer, engine.model.config, self._max_text_bytes),
+            TokenReader(engine.name, engine.tokenizer, self._max_text_bytes),
         )
 
     def close(self, reason: str) -> None:
@@ -124,7 +130,10 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             details = bad_request([("specs", text)])
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, text, details)
         async with self._answering("", context) as served:
-            turns = asyncio.Semaphore(max(1, served.engine.capacity // 2))
+            at_once = max(1, served.engine.capacity // 2)
+            if (caller := CALLER.get()) is not None:
+                at_once = min(at_once, caller.places)
+            turns = asyncio.Semaphore(at_once)
             writing = asyncio.Lock()
 
             async def one(index: int) -> None:

@@ -36,9 +36,12 @@ EFFECTS = {
     "model.optimizer.warmup_steps": RATE,
     "model.optimizer.schedule": RATE,
     "model.optimizer.cooldown": RATE,
+    "model.optimizer.cooldown_shape": RATE,
     "model.optimizer.min_lr_ratio": RATE,
+    "model.optimizer.muon_lr": RATE,
+    "model.optimizer.weight_decay_schedule": "the weight decay is another",
     "model.optimizer.ema_decay": "the averaged weights are others",
-    "trainer.max_steps": RATE,
+    "trainer.max_steps": "the learning rate or the weight decay is another",
     "trainer.gradient_clip_val": STEP,
     "trainer.gradient_clip_algorithm": STEP,
     "trainer.precision": ROUNDING,
@@ -107,7 +110,8 @@ def broken_exactness(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _harmless(name: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
     if name == "trainer.max_steps":
-        schedules = {settings.get("model.optimizer.schedule") for settings in (before, now)}
+        of_length = ("model.optimizer.schedule", "model.optimizer.weight_decay_schedule")
+        schedules = {s.get(name, "constant") for s in (before, now) for name in of_length}
         return schedules == {"constant"}
     if name == "trainer.gradient_clip_algorithm":
         # None and "norm" are the same.

@@ -33,6 +33,7 @@ AT_ONCE = 2**26
 """Numbers that are worked on at a time: bounds the memory of a step."""
 
 
+@torch.no_grad()
 def orthogonalize(x: Tensor) -> Tensor:
     """Make all singular values about 1 and keep the singular vectors: U S V^T becomes about U V^T.
 
@@ -52,10 +53,16 @@ def orthogonalize(x: Tensor) -> Tensor:
         factor = _factor(torch.bmm(x, x.mT) if M < N else torch.bmm(x.mT, x))
         return torch.bmm(factor, x) if M < N else torch.bmm(x, factor)
     a, b, c = COEFFICIENTS
+    # New memory costs as much as a small product, so two buffers take turns.
+    gram = x.new_empty(x.shape[0], min(M, N), min(M, N))
+    poly, other = torch.empty_like(gram), torch.empty_like(x)
     for _ in range(ITERATIONS):
-        gram = torch.bmm(x, x.mT) if M <= N else torch.bmm(x.mT, x)
-        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, gram, x, beta=a) if M <= N else torch.baddbmm(x, x, gram, beta=a)
+        left, right = (x, x.mT) if M <= N else (x.mT, x)
+        torch.bmm(left, right, out=gram)
+        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
+        left, right = (poly, x) if M <= N else (x, poly)
+        torch.baddbmm(x, left, right, beta=a, out=other)
+        x, other = other, x
     return x
 
 
@@ -66,17 +73,21 @@ def _factor(gram: Tensor) -> Tensor:
     needed until the end, which spares most of the work where it is long. bf16 is too coarse for it.
 
     Args:
-        gram: (b, M, M), x x^T.
+        gram: (b, M, M), x x^T; is written over.
     """
     a, b, c = COEFFICIENTS
-    factor = None
+    factor, poly, other = (torch.empty_like(gram) for _ in range(3))
     for i in range(ITERATIONS):
-        p = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        p.diagonal(dim1=-2, dim2=-1).add_(a)
-        factor = p if factor is None else torch.bmm(p, factor)
+        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
+        poly.diagonal(dim1=-2, dim2=-1).add_(a)
+        if i == 0:
+            factor.copy_(poly)
+        else:
+            torch.bmm(poly, factor, out=other)
+            factor, other = other, factor
         if i + 1 < ITERATIONS:
-            gram = torch.bmm(torch.bmm(p, gram), p)
-    assert factor is not None
+            torch.bmm(poly, gram, out=other)
+            torch.bmm(other, poly, out=gram)
     return factor
 
 

@@ -117,7 +117,8 @@ class MuonAdamW(Optimizer):
         for group in self.param_groups:
             _check(group)
         # It shares our groups and our state, gives the former its defaults, and keeps nothing.
-        self._adamw = AdamW(self._of_kind(ADAMW), lr=lr, fused=fused)
+        rest = self._of_kind(ADAMW)
+        self._adamw = AdamW(rest, lr=lr, fused=fused) if rest else None
 
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["kind"] == kind]
@@ -138,9 +139,10 @@ class MuonAdamW(Optimizer):
                 some = max(1, AT_ONCE // shape.numel())
                 for i in range(0, len(params), some):
                     self._move(params[i : i + some], group)
-        # Loading a state puts others in their place.
-        self._adamw.param_groups, self._adamw.state = self._of_kind(ADAMW), self.state
-        self._adamw.step()
+        if self._adamw is not None:
+            # Loading a state puts others in their place.
+            self._adamw.param_groups, self._adamw.state = self._of_kind(ADAMW), self.state
+            self._adamw.step()
         return loss
 
     def _move(self, params: list[Tensor], group: dict[str, Any]) -> None:

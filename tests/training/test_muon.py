@@ -79,7 +79,7 @@ def test_the_step_is_the_nesterov_mean_equalized_after_the_decay():
         weight.grad = gradient
         optimizer.step()
         mean = 0.9 * mean + 0.1 * gradient
-        step = orthogonalize(0.1 * gradient + 0.9 * mean)
+        step = orthogonalize((0.1 * gradient + 0.9 * mean)[None])[0]
         expected = expected * 0.95 - 0.1 * step
         assert torch.allclose(weight, expected, atol=1e-5)
 

@@ -23,14 +23,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 
+from gpt.footprint import MUON_AT_ONCE
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic a x + b x^3 + c x^5 (Jordan et al.): steep at 0, so that small singular values
 grow fast, at the price of ending anywhere in about 0.7 to 1.2 instead of at 1."""
 
 ITERATIONS = 5
 MUON, ADAMW = "muon", "adamw"
-AT_ONCE = 2**26
-"""Numbers that are worked on at a time: bounds the memory of a step."""
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ class MuonAdamW(Optimizer):
                 if p.grad is not None:
                     alike.setdefault(p.shape, []).append(p)
             for shape, params in alike.items():
-                some = max(1, AT_ONCE // shape.numel())
+                some = max(1, MUON_AT_ONCE // shape.numel())
                 for i in range(0, len(params), some):
                     self._move(params[i : i + some], group)
         if self._adamw is not None:

@@ -37,6 +37,7 @@ from gpt.training.run import RunFolder, find_config
 
 FIRST_SEED = 1337
 USAGE = 2
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 DESCRIPTION = """\
 Train one config with several values of some settings, each with several seeds, and compare.
@@ -198,7 +199,8 @@ def _fit(folder: Path, config: Path, run: Member, lock: int) -> int:
         sys.executable, "-m", "gpt", "train", "fit", "--config", str(config),
         "--runs_dir", str(folder), "--name", run.name, "--resume", *run.flags,
     ]  # fmt: skip
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    # SIGINT, too: a shell starts what runs in the background with it ignored.
+    previous = {number: signal.signal(number, _interrupt) for number in STOPPING}
     try:
         with open(log, "ab") as output:
             child = subprocess.Popen(
@@ -216,7 +218,8 @@ def _fit(folder: Path, config: Path, run: Member, lock: int) -> int:
             child.wait()
             raise
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

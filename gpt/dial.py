@@ -152,7 +152,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
             f"{prog} 6 --source 'texts/*.txt' --write mine.yaml",
         ),
     )
-    parser.add_argument("depth", nargs="+", type=int, metavar="DEPTH", help="layers")
+    parser.add_argument("depth", nargs="+", metavar="DEPTH", help="layers")
     parser.add_argument(
         "--aspect", type=int, default=ASPECT, metavar="N",
         help=f"width per layer (default: {ASPECT}; small models on a CPU do well with 32)",
@@ -189,8 +189,8 @@ def main(argv: Sequence[str], prog: str) -> int:
     """
     args = build_parser(prog).parse_args(argv)
     found = [
-        dial(depth, args.vocab_size, args.block_size, args.tokens, args.aspect)
-        for depth in args.depth
+        dial(_depth(given), args.vocab_size, args.block_size, args.tokens, args.aspect)
+        for given in args.depth
     ]
     header = ("depth", "width", "heads", "parameters", "tokens", "tokens/step", "steps", "lr",
               "muon_lr", "compute")  # fmt: skip
@@ -204,6 +204,13 @@ def main(argv: Sequence[str], prog: str) -> int:
         _write(args.write, found[0].to_training(args.source, args.tokenizer))
         print(f"wrote {args.write}; train it: antiphon train fit --config {args.write}")
     return 0
+
+
+def _depth(given: str) -> int:
+    try:
+        return int(given)
+    except ValueError:
+        raise ConfigError(f"depth is {given!r}, but must be a whole number of layers") from None
 
 
 def _row(each: Dial) -> tuple[str, ...]:

@@ -46,6 +46,11 @@ def test_a_number_out_of_range_is_named(argument):
         main(["4", argument, "0"], "antiphon size")
 
 
+def test_a_depth_that_is_no_number_is_a_users_mistake():
+    with pytest.raises(ConfigError, match="depth is 'deep', but must be a whole number"):
+        main(["deep"], "antiphon size")
+
+
 def test_the_config_is_written_once_and_describes_the_model(tmp_path: Path, capsys):
     path = tmp_path / "mine.yaml"
     assert main(["2", "--aspect", "16", "--write", str(path)], "antiphon size") == 0

@@ -177,7 +177,7 @@ def equalized(updates: Tensor, rows: tuple[int, ...] = ()) -> Tensor:
     first = 0
     for r, run in itertools.groupby(rows or (updates.shape[1],)):
         last = first + r * len(list(run))
-        matrices = updates[:, first:last].unflatten(1, (-1, r))  # (b, k, r, N), a view
+        matrices = updates[:, first:last].view(len(updates), -1, r, N)
         x = orthogonalize(matrices.to(_work_dtype(updates)).reshape(-1, r, N))
         matrices.copy_(x.mul_(max(1.0, r / N) ** 0.5).view(matrices.shape))
         first = last

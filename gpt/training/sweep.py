@@ -166,8 +166,8 @@ def _run_all(folder: Path, config: Path, runs: list[Member], lock: int) -> dict[
                     raise ConfigError(failed[run.name])
             write_atomically(folder / "sweep.csv", as_csv(list(results.values())))
             print(f"[{i}/{len(runs)}] {_line(results[run])}", flush=True)
-    finally:
-        write_atomically(folder / "sweep.csv", as_csv(list(results.values())))
+    finally:  # the run that was interrupted has got somewhere, too
+        write_atomically(folder / "sweep.csv", as_csv([result_of(folder, run) for run in runs]))
     return failed
 
 

@@ -23,8 +23,9 @@ layers keep two bytes a number and the norms four. Around the layers there is th
 float32, a probability per word of the vocabulary. A pattern that runs by block rows keeps float32
 copies of queries, keys, values and what comes out; a masked one a float mask of block × block a
 layer, `alibi` one of n_head · block × block in all (block rows need none), `relative` below 512
-tokens the weights of every head and sequence. Mixed precision keeps a bf16 copy of each matrix.
-With activation checkpointing a layer keeps only its input, and is whole one at a time.
+tokens the weights of every head and sequence, `attn_softcap` those and the tanh. Mixed precision
+keeps a bf16 copy of each matrix. With activation checkpointing a layer keeps only its input, and is
+whole one at a time.
 
 **Logits** come in float32 once forward, and twice backward beside the probabilities kept: for small
 models with large vocabularies they are most of it.
@@ -203,6 +204,10 @@ def _layer_bytes(config: GPTConfig, training: Training) -> int:
         total += exact * (queries + keys) * (1 if word == exact else 2)
     if config.dropout:
         total += 2 * word * config.d_model
+    if config.residual_scalars:
+        total += _stream_bytes(config, training)
+    if config.conv_width:  # what goes into each of the two, padded, and what comes out
+        total += 4 * _stream_bytes(config, training)
     if config.attn_dropout:  # the plain kernel: scores, weights, and what was dropped
         total += 3 * exact * config.n_head * config.block_size
     return total
@@ -236,6 +241,14 @@ def _pattern_bytes(config: GPTConfig, training: Training, pattern: Pattern) -> i
             instead += word * (queries + 2 * keys)
         return tokens * (copies - instead)
     plain = pattern.causal_until >= config.block_size
+    if config.attn_softcap is not None and not config.attn_dropout:
+        # Two products: tanh and weights of the square, and queries, keys and values by heads.
+        scores = config.n_head * config.block_size * (2 * exact + (word if word < exact else 0))
+        held = config.qk_norm and word == exact
+        copies = word * keys - (0 if held else word * (queries + 2 * keys))
+        if config.position != "rotary" and not config.qk_norm:
+            copies += word * (queries + keys)
+        return tokens * (scores + copies - exact * config.n_head) + square
     if config.position == "relative":
         # The plain kernel: scaled copies of what goes in, distances as int64, the mask, weights.
         weights = 0 if config.attn_dropout else exact * config.n_head * config.block_size
@@ -250,7 +263,7 @@ def _by_rows(config: GPTConfig, pattern: Pattern) -> bool:
     if config.block_size < 512 or config.attn_dropout:
         return False
     if pattern.causal_until >= config.block_size:
-        return config.position == "relative"
+        return config.position == "relative" or config.attn_softcap is not None
     # Blocks are a bit coarser than pairs.
     return pattern.pairs(config.block_size) < 0.45 * config.block_size**2
 

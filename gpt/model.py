@@ -18,6 +18,7 @@ from gpt.cache import KVCache, LayerCache
 from gpt.config import GPTConfig
 from gpt.conv import ShiftPlan, ShortConv
 from gpt.errors import ConfigError
+from gpt.loss import cap, token_nats, total_nats
 from gpt.norms import make_norm
 from gpt.patterns import parse_patterns
 from gpt.plan import AttentionPlan, LayerPlan
@@ -171,19 +172,36 @@ class GPT(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(
-        self, ids: Tensor, plan: AttentionPlan | None = None, cache: KVCache | None = None
+        self,
+        ids: Tensor,
+        plan: AttentionPlan | None = None,
+        cache: KVCache | None = None,
+        targets: Tensor | None = None,
+        *,
+        each: bool = False,
     ) -> Tensor:
-        """Logits of the next token.
+        """Logits of the next token, or what they say of the tokens that come next.
 
         Args:
             ids: (B, T) int64 whole sequences, or (N,) tokens of a paged plan.
             plan: who may look at whom; None: B whole sequences under the model's own pattern.
             cache: earlier keys and values, read and extended in place; None: there are none.
+            targets: (B, T) int64, the next tokens; `gpt.loss.IGNORE` counts for nothing.
+            each: whether the nats of each target are wanted, not their sum.
 
         Returns:
-            (B, T, V), or (M, V) for the rows in `plan.logit_rows`.
+            (B, T, V), or (M, V) for the rows in `plan.logit_rows`. With targets their negative
+            log-likelihood, () or (B, T); of a large vocabulary no more than a share of the logits
+            exists at a time then (`gpt.loss`).
         """
-        return self.logits(self.hidden(ids, plan, cache), plan)
+        x = self.hidden(ids, plan, cache)
+        if targets is None:
+            return self.logits(x, plan)
+        nats = token_nats if each else total_nats
+        found = nats(
+            x.flatten(0, -2), self.head.weight, targets.flatten(), softcap=self.config.logit_softcap
+        )
+        return found.view(targets.shape) if each else found
 
     def hidden(
         self, ids: Tensor, plan: AttentionPlan | None = None, cache: KVCache | None = None
@@ -229,10 +247,7 @@ class GPT(nn.Module):
         """Scores over the vocabulary for the stream x, or for the plan's `logit_rows` of it."""
         if plan is not None and plan.logit_rows is not None:
             x = x[plan.logit_rows]
-        logits: Tensor = self.head(x)
-        if self.config.logit_softcap is not None:
-            logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
-        return logits
+        return cap(self.head(x), self.config.logit_softcap)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -16,7 +16,7 @@ from gpt.softcap import capped_attention
 from tests.strategies import build
 
 CAP, SCALE = 2.0, 0.9
-B, T, H, K, D = 2, 70, 4, 2, 8
+B, T, H, K, D = 2, 200, 4, 2, 8
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, pattern: str, term: object = None) -> Tensor:

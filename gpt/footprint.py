@@ -28,7 +28,9 @@ keeps a bf16 copy of each matrix. With activation checkpointing a layer keeps on
 whole one at a time.
 
 **Logits** come in float32 once forward, and twice backward beside the probabilities kept: for small
-models with large vocabularies they are most of it.
+models with large vocabularies they are most of it. From a size on (`gpt.shares`) there is only a
+share of them, no probability is kept, and instead the gradients of the stream and of the head's
+matrix are made in the forward and kept to the backward.
 
 **Slack**: what comes and goes each step leaves holes. The live tensors were within 3 % of the
 formula on models of 1 to 14 M parameters; the process held 0.4 of what comes and goes besides, and
@@ -44,6 +46,7 @@ from dataclasses import dataclass
 
 from gpt.config import GPTConfig
 from gpt.patterns import Pattern, parse_patterns
+from gpt.shares import in_shares, share_tokens
 from gpt.size import matrix_count, parameter_count
 
 LIBRARIES = 550 * 2**20
@@ -64,6 +67,7 @@ class Training:
         average: whether a running average of the weights is kept.
         block_size: tokens of a block; None: the model's context.
         adapters: numbers that are trained beside frozen weights (`gpt.lora`); None: all are.
+        device: kind of it, which says how large a share of the logits is (`gpt.shares`).
     """
 
     batch_size: int
@@ -74,6 +78,7 @@ class Training:
     average: bool = False
     block_size: int | None = None
     adapters: int | None = None
+    device: str = "cpu"
 
     @property
     def trained_bytes(self) -> int:
@@ -141,9 +146,19 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
     kept = kept_bytes(config, training) + copies
     forward = V * (exact if word == exact else word + exact)  # a float32 copy of half logits
     seen = (training.eval_batch_size or training.batch_size) * config.block_size
+    backward = tokens * V * 2 * exact
+    at_once = share_tokens(V, training.device)
+    if in_shares(tokens, V, training.device):
+        # Logits and their exponentials; the backward pass multiplies what is there by a number.
+        tokens_at_once, backward = min(tokens, at_once), V * config.d_model * exact
+        forward += V * exact
+    else:
+        tokens_at_once = tokens
+    if in_shares(seen, V, training.device):
+        seen = min(seen, at_once)
     phases = [
-        (gradients, kept, tokens * forward),
-        (gradients if training.accumulate > 1 else 0, kept, tokens * V * 2 * exact),
+        (gradients, kept, tokens_at_once * forward),
+        (gradients if training.accumulate > 1 else 0, kept, backward),
         (gradients, 0, seen * V * (word + exact)),
     ]
     if training.checkpointing:
@@ -171,13 +186,15 @@ def kept_bytes(config: GPTConfig, training: Training) -> int:
         layers = config.n_layer * tokens * _stream_bytes(config, training)
     else:
         layers = sum(_layers(config, training))
-    around = config.vocab_size * exact
+    shares = in_shares(tokens, config.vocab_size, training.device)
+    around = 0 if shares else config.vocab_size * exact
     around += _norm_bytes(config, training) if config.norm_place == "pre" else C * word
-    if config.logit_softcap is not None:
+    if config.logit_softcap is not None and not shares:
         around += config.vocab_size * word
     if config.dropout:
         around += C * word
-    return layers + _shared_bytes(config, training) + tokens * around
+    head = exact * C * config.vocab_size + tokens * _stream_bytes(config, training) if shares else 0
+    return layers + _shared_bytes(config, training) + tokens * around + head
 
 
 def _layers(config: GPTConfig, training: Training) -> list[int]:

@@ -29,6 +29,8 @@ PRECISIONS = ["32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-t
 def describe(subject: Subject, memory: Memory, gpu: bool) -> dict[str, Any]:
     """Everything as plain data: counts, FLOPs and bytes."""
     config, training = subject.config, subject.training
+    if gpu:
+        training = dataclasses.replace(training, device="cuda")
     flops = flops_per_token(config)
     need = footprint(config, training, slack=GPU_SLACK if gpu else CPU_SLACK)
     n = parameter_count(config)
@@ -71,6 +73,8 @@ def describe(subject: Subject, memory: Memory, gpu: bool) -> dict[str, Any]:
 def text(subject: Subject, memory: Memory, gpu: bool) -> str:
     """The same as a page for people."""
     config, training = subject.config, subject.training
+    if gpu:
+        training = dataclasses.replace(training, device="cuda")
     flops = flops_per_token(config)
     heads = f"{config.n_head} heads of {config.head_width}"
     if config.kv_heads != config.n_head:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpt.config import GPTConfig
-from gpt.loss import IGNORE, in_shares, share_tokens, token_nats, total_nats
+from gpt.loss import IGNORE, token_nats, total_nats
 from gpt.model import GPT
+from gpt.shares import in_shares, share_tokens
 
 N, C, V = 23, 8, 50
 
@@ -107,8 +108,8 @@ def test_the_model_takes_shares_where_the_vocabulary_is_large(
         model = GPT(config).double()
         found: list[list[Tensor]] = []
         for large in (10**9, 1):
-            monkeypatch.setattr("gpt.loss.LARGE", {"cpu": large, "default": large})
-            monkeypatch.setattr("gpt.loss.AT_ONCE", {"cpu": V * 16, "default": V * 16})
+            monkeypatch.setattr("gpt.shares.LARGE", {"cpu": large, "default": large})
+            monkeypatch.setattr("gpt.shares.AT_ONCE", {"cpu": V * 16, "default": V * 16})
             model.zero_grad()
             kept: list[Tensor] = []
             with torch.autograd.graph.saved_tensors_hooks(

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from gpt.config import GPTConfig
 from gpt.errors import ConfigError
-from gpt.loss import in_shares, share_tokens, total_nats
+from gpt.loss import total_nats
 from gpt.model import GPT
+from gpt.shares import in_shares, share_tokens
 from gpt.training.optim import OptimizerConfig, make_adamw
 from gpt.weights.layout import gpt2_layout
 

@@ -57,20 +57,25 @@ def total_nats(
 def token_nats(
     x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None = None, share: int = 0
 ) -> Tensor:
-    """(N,) of each target, 0 where it is ignored; as `total_nats`, but in shares only where no
+    """(N,) of each target, 0 where it is ignored. As `total_nats`, but no memory is spared where a
     gradient is wanted."""
     device, V = x.device.type, len(weight)
-    share = share or (share_tokens(V, device) if in_shares(len(x), V, device) else len(x))
-    found = [
-        F.cross_entropy(
-            _exact(cap(F.linear(x[few], weight), softcap)),
-            targets[few],
-            ignore_index=IGNORE,
-            reduction="none",
-        )
-        for few in _shares(len(x), max(1, share))
-    ]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    if not share and not in_shares(len(x), V, device):
+        return _each(x, weight, targets, softcap)
+    return _each_by_shares(x, weight, targets, softcap, share or share_tokens(V, device))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it would write the loop out
+def _each_by_shares(
+    x: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, share: int
+) -> Tensor:
+    shares = _shares(len(x), share)
+    return torch.cat([_each(x[few], weight, targets[few], softcap) for few in shares])
+
+
+def _each(x: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
+    logits = cap(F.linear(x, weight), softcap)
+    return F.cross_entropy(_exact(logits), targets, ignore_index=IGNORE, reduction="none")
 
 
 def cap(logits: Tensor, softcap: float | None) -> Tensor:
@@ -119,7 +124,7 @@ class _Nats(torch.autograd.Function):
             counts = target != IGNORE
             at = torch.where(counts, target, 0)[:, None]
             lse = z.logsumexp(-1, keepdim=True)
-            total += ((lse - z.gather(-1, at))[:, 0] * counts).sum()
+            total += (lse - z.gather(-1, at)).masked_fill_(~counts[:, None], 0).sum()
             dz = z.sub_(lse).exp_()
             dz.scatter_add_(-1, at, dz.new_full(at.shape, -1.0))
             if bent is not None:

@@ -1,5 +1,6 @@
-"""When the loss is made in shares of the tokens, and in how large ones (`gpt.loss`). No torch: memory
-is estimated without it."""
+"""When the loss is made in shares of the tokens, and in how large ones (`gpt.loss`).
+
+No torch: memory is estimated without it."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def evaluate(
                 plan = None
                 if document_borders:
                     plan = AttentionPlan.packed(ids, eot=eot, pattern=model.pattern)
-                tally.add(model(ids, plan), targets)
+                tally.add(model(ids, plan, targets=targets, each=True), targets)
                 bar.update()
     counts = [prepared.meta["splits"][name] for name in splits]
     return Evaluation(

@@ -117,6 +117,27 @@ and the most; times are those of all rounds together. Ctrl-C shows what there is
             "serve model --shared-prefix 512 --no-shared-prefix --prompt-tokens fixed:16",
         ),
     ),
+    "train": Benchmark(
+        "gpt.bench.train",
+        "the training step: tokens/s, what each switch gives, and nanoGPT beside it",
+        """\
+Take training steps on random tokens, in nanoGPT's architecture, by turns: ours as training takes
+them, with one switch changed at a time, and nanoGPT's own model, loss and optimizer where
+--nanogpt says where they are (its folder, or its model.py, which is run).
+
+All begin with the same weights, and what they lose on the first batch is compared. A step is
+forward, backward, clipping and AdamW; loading data and logging are not in it (benchmarks.loop).
+
+"limit" is the share of the machine's measured matrix-product speed in that precision that the
+model's FLOPs come to; "x nanogpt" is how many times faster the median is than nanoGPT's in the
+same precision, not compiled.""",
+        (
+            "train --shape cpu",
+            "train --nanogpt nanoGPT/model.py --compile",
+            "train --shape gpt2-124m --precisions bf16 --rounds 3 --json train.json",
+            "train --shape cpu --vocabulary 50257 --no-switches --plot train.png",
+        ),
+    ),
 }
 
 

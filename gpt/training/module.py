@@ -8,14 +8,13 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.checkpoint import PAYLOAD_KEY, LoadedModel, checkpoint_payload
 from gpt.config import GPTConfig
 from gpt.data.batches import Batch
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
-from gpt.evaluation import IGNORE, Evaluation, Tally
+from gpt.evaluation import Evaluation, Tally
 from gpt.flops import flops_per_token
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
@@ -178,15 +177,15 @@ class GPTModule(L.LightningModule):
 
     # --- Training -------------------------------------------------------------------------------
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids (B, T) → logits (B, T, V)."""
+    def forward(self, ids: Tensor, targets: Tensor | None = None, *, each: bool = False) -> Tensor:
+        """ids (B, T) → logits (B, T, V), or with targets their nats, as `GPT.forward`."""
         plan = None
         if self.data.document_borders:
             plan = AttentionPlan.packed(
                 ids, eot=self.tokenizer.eot, pattern=self.gpt.pattern, one_group=self.compile_model
             )
-        logits: Tensor = self.gpt(ids, plan)
-        return logits
+        found: Tensor = self.gpt(ids, plan, targets=targets, each=each)
+        return found
 
     @property
     def _part_size(self) -> int:
@@ -197,13 +196,7 @@ class GPTModule(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets, counted = batch
         self._part_targets.append(counted)
-        logits = self(ids)
-        nats = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            targets.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-        )
+        nats = self(ids, targets)
         self._part_nats.append(nats.detach())
         last_part = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
         logged = (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]
@@ -318,7 +311,7 @@ class GPTModule(L.LightningModule):
 
     def _evaluate(self, batch: Batch) -> None:
         ids, targets, _ = batch
-        self._tally.add(self(ids), targets)
+        self._tally.add(self(ids, targets, each=True), targets)
 
     def _finish_evaluation(self, prefix: str) -> None:
         if self.trainer.world_size > 1:

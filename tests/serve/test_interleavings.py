@@ -61,9 +61,12 @@ class FaultyModel:
 
 @cache
 def model_of(pattern: tuple[str, ...], fixed: bool) -> GPT:
+    """`conv:3` besides patterns: with convolutions of width 3, and value embeddings."""
+    widths = [int(each[5:]) for each in pattern if each.startswith("conv:")]
+    patterns = [each for each in pattern if not each.startswith("conv:")]
     config = GPTConfig(
         vocab_size=TOKENIZER.n_vocab, block_size=64, n_layer=2, n_head=2, d_model=16,
-        pattern=list(pattern), init_std=0.4,
+        pattern=patterns, conv_width=sum(widths), value_embeddings=bool(widths), init_std=0.4,
     )  # fmt: skip
     model = build(config, dtype=torch.float32 if fixed else torch.float64)
     if fixed:
@@ -283,6 +286,12 @@ class Forgetting(Interleavings):
     pattern = ("window:6+sinks:2", "window:3")
 
 
+class Convolving(Interleavings):
+    """And with a state besides, of which a page keeps a part."""
+
+    pattern = ("causal", "window:3", "conv:3")
+
+
 class Fixed(Interleavings):
     """To the last bit."""
 
@@ -290,16 +299,18 @@ class Fixed(Interleavings):
 
 
 class FixedWindowed(Windowed):
-    """To the last bit, over layers that remember different things."""
+    """To the last bit, over layers that remember different things, and convolutions."""
 
+    pattern = ("causal", "window:6+sinks:2", "conv:3")
     fixed = True
 
 
 FEW = settings(max_examples=7, stateful_step_count=20, deadline=None, derandomize=True)
-for machine in (Interleavings, Windowed, Forgetting, Fixed, FixedWindowed):
+for machine in (Interleavings, Windowed, Forgetting, Convolving, Fixed, FixedWindowed):
     machine.TestCase.settings = FEW
 TestInterleavings = Interleavings.TestCase
 TestWindowed = Windowed.TestCase
 TestForgetting = Forgetting.TestCase
+TestConvolving = Convolving.TestCase
 TestFixed = Fixed.TestCase
 TestFixedWindowed = FixedWindowed.TestCase

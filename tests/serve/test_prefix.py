@@ -28,9 +28,12 @@ MADE = 6
 
 @cache
 def model_of(pattern: tuple[str, ...]) -> GPT:
+    """`conv:4` besides patterns: with convolutions of width 4."""
+    widths = [int(each[5:]) for each in pattern if each.startswith("conv:")]
+    patterns = [each for each in pattern if not each.startswith("conv:")]
     config = GPTConfig(
-        vocab_size=N_VOCAB, block_size=64, n_layer=2, n_head=2, d_model=16, pattern=list(pattern),
-        init_std=0.4,
+        vocab_size=N_VOCAB, block_size=64, n_layer=2, n_head=2, d_model=16, pattern=patterns,
+        conv_width=sum(widths), value_embeddings=bool(widths), init_std=0.4,
     )  # fmt: skip
     return build(config)
 
@@ -66,16 +69,11 @@ class Machine:
         poison(self.cache, self.pages)
         for sequence, n in work:
             assert (sequence.computed + n) % CHUNK == 0 or n == sequence.pending
-            for group, table in zip(self.cache.spec.groups, sequence.tables, strict=True):
-                for page in table[-(-sequence.computed // PAGE) :]:
-                    self.spoil(group.layers, page)  # it may have been somebody else's
+            for group, table in enumerate(sequence.tables):
+                for numbers in self.cache.paged(group):  # they may have been somebody else's
+                    numbers[:, table[-(-sequence.computed // PAGE) :]] = torch.nan
         self.ran = [(sequence, sequence.computed, n) for sequence, n in work]
         return work
-
-    def spoil(self, layers: tuple[int, ...], page: int) -> None:
-        for layer in layers:
-            for numbers in (self.cache.layer(layer).keys, self.cache.layer(layer).values):
-                numbers[:, page * PAGE : (page + 1) * PAGE] = torch.nan
 
     def step(self) -> None:
         work = self.schedule()
@@ -118,6 +116,8 @@ PATTERNS = [
     ("causal", "window:5"),
     ("window:6+sinks:2", "window:3"),
     ("window:1", "dilated:3:2"),
+    ("causal", "conv:4"),
+    ("window:6+sinks:2", "window:3", "conv:7"),
 ]
 
 

@@ -5,11 +5,13 @@
              the loss's backward    gradients, if they accumulate + kept + logits' gradients
              a layer computed again gradients + layers' inputs + one layer whole
              evaluation             gradients + logits
+             a step of Muon         gradients + five times the matrices it works on
 
 **Weights, gradients** and the two means of AdamW are as many numbers as the model has parameters,
 in float32 unless the run is `bf16-true`. The gradients of a step live until the next backward
 begins. With LoRA only the adapters have gradients and means, a hundredth of that; what is kept of
 the forward is a little less than the formula says, since frozen norms need no input of their own.
+Muon keeps one mean of its matrices' gradients.
 
 **Kept** is what autograd keeps of the forward for the backward. In units of (batch × block) tokens,
 with C = d_model, F = d_ff, q = n_head · head_dim, k = n_kv_head · head_dim, one layer keeps
@@ -52,6 +54,8 @@ from gpt.size import matrix_count, parameter_count
 LIBRARIES = 550 * 2**20
 """What Python, torch and Lightning take themselves, with holes; a CUDA context takes as much."""
 CPU_SLACK, GPU_SLACK = 0.4, 0.15
+MUON_AT_ONCE = 2**26
+"""Numbers of the matrices that Muon works on at a time: bounds the memory of a step."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Training:
         average: whether a running average of the weights is kept.
         block_size: tokens of a block; None: the model's context.
         adapters: numbers that are trained beside frozen weights (`gpt.lora`); None: all are.
+        muon: whether Muon trains the matrices of the blocks, which keeps one number for each, not
+            two, and works on some of them at a time.
         device: kind of it, which says how large a share of the logits is (`gpt.shares`).
     """
 
@@ -78,6 +84,7 @@ class Training:
     average: bool = False
     block_size: int | None = None
     adapters: int | None = None
+    muon: bool = False
     device: str = "cpu"
 
     @property
@@ -169,10 +176,13 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
         inputs = config.n_layer * tokens * _stream_bytes(config, training)
         inputs += _shared_bytes(config, training)
         phases.append((gradients, inputs + whole + copies, 0))
+    by_muon = matrix_count(config) - V * config.d_model if training.muon else 0
+    if training.muon:  # updates, and the buffers of the iteration
+        phases.append((gradients, 5 * training.exact_bytes * min(by_muon, MUON_AT_ONCE), 0))
     largest = max(phases, key=sum)
     return Footprint(
         weights=training.weight_bytes * n + (0 if training.adapters is None else trained),
-        optimizer=2 * trained,
+        optimizer=2 * trained - training.weight_bytes * by_muon,
         average=4 * trained // training.trained_bytes if training.average else 0,
         gradients=largest[0],
         activations=largest[1],

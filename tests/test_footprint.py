@@ -23,6 +23,7 @@ from gpt.size import (
     state_bytes,
 )
 from gpt.subject import DEFAULT_BATCH, DEFAULT_BPE
+from gpt.training.optim import OptimizerConfig, make_optimizer
 from tests.strategies import configs
 
 B, T = 2, 64
@@ -183,6 +184,21 @@ def test_frozen_weights_let_autograd_keep_no_more() -> None:
         config = GPTConfig(**{**BASE, **VARIANTS[name]})
         real = kept_by_autograd(config, adapters=lora)
         assert 0.7 < real / kept_bytes(config, Training(B, adapters=1)) < 1.05
+
+
+def test_muon_keeps_one_number_for_each_in_the_blocks_matrices() -> None:
+    config = GPTConfig(vocab_size=50, block_size=8, n_layer=2, n_head=2, d_model=16, mlp="swiglu")
+    gpt = GPT(config)
+    optimizer = make_optimizer(
+        gpt.named_parameters(), OptimizerConfig(kind="muon"), config, fused=False
+    )
+    for p in gpt.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    kept = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
+    muon, adamw = (footprint(config, Training(1, muon=muon)) for muon in (True, False))
+    assert muon.optimizer == 4 * sum(x.numel() for x in kept) < adamw.optimizer
+    assert muon.peak > muon.weights + muon.optimizer + muon.gradients
 
 
 def test_defaults_are_those_of_the_trainer() -> None:

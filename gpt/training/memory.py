@@ -46,6 +46,7 @@ class MemoryCheck(Callback):
             average=bool(pl_module.optimizer_config.ema_decay),
             block_size=data.block_size,
             adapters=adapter_count(config, pl_module.lora) if pl_module.lora.on else None,
+            muon=pl_module.optimizer_config.kind == "muon",
             device=device.type,
         )
         memory = device_memory(device.type, device.index)

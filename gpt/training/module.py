@@ -25,7 +25,14 @@ from gpt.training.base import check_block_size, check_same_adapters
 from gpt.training.data import TextDataModule
 from gpt.training.ema import use_trained_weights
 from gpt.training.lean import with_signature_at_hand
-from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
+from gpt.training.optim import (
+    OptimizerConfig,
+    decay_share,
+    learning_rate,
+    make_optimizer,
+    parameter_groups,
+    set_step,
+)
 from gpt.training.rng import rng_states, set_rng_state
 from gpt.training.sharding import is_sharded, shard
 
@@ -40,7 +47,7 @@ class GPTModule(L.LightningModule):
         preset: a named size whose values are the defaults of `config` on the command line. It is
             read there; here `config` counts.
         config: the architecture.
-        optimizer: AdamW, its schedule, and the averaging of weights.
+        optimizer: AdamW or Muon, its schedule, and the averaging of weights.
         init_from: begin with this model: a model folder, a run's folder or a .ckpt file, whose
             architecture and tokenizer are taken. The command line reads it; here `base` counts.
         lora: train small matrices beside the frozen ones (rank 1 or more), not the whole model.
@@ -252,7 +259,8 @@ class GPTModule(L.LightningModule):
         # A scaler must take its factor out of the gradients before they are clipped, which fused
         # AdamW would do again.
         fused = not self._scales_gradients
-        return make_adamw(self.named_parameters(), self.optimizer_config, fused=fused)
+        named = self.named_parameters()
+        return make_optimizer(named, self.optimizer_config, self.config, fused=fused)
 
     @property
     def _scales_gradients(self) -> bool:
@@ -283,18 +291,16 @@ class GPTModule(L.LightningModule):
         self._weigh_gradients()
         self._part_nats.clear()
         self._part_targets.clear()
-        rate = self.current_lr
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        config = self.optimizer_config
+        decay = decay_share(self.global_step, self.trainer.max_steps, config)
+        set_step(optimizer, config, self.current_lr, decay)
 
     def on_train_start(self) -> None:
         """After a resume: the flags given now win over what the optimizer's state remembers, and
         the random numbers of dropout go on where they stopped."""
-        config = self.optimizer_config
-        for group in self.trainer.optimizers[0].param_groups:
-            group["betas"] = config.betas
-            if group["weight_decay"]:
-                group["weight_decay"] = config.weight_decay
+        groups = parameter_groups(self.named_parameters(), self.optimizer_config, self.config)
+        for group, made in zip(self.trainer.optimizers[0].param_groups, groups, strict=True):
+            group.update((name, value) for name, value in made.items() if name != "params")
         if self._rng is not None:
             rank = self.trainer.global_rank
             if rank < len(self._rng):  # a process more than there were keeps its own

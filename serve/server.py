@@ -226,7 +226,7 @@ def build_parser(prog: str) -> CommandParser:
     )
     group.add_argument(
         "--prefill-chunk",
-        type=_number(int, 1, 2**20),
+        type=number(int, 1, 2**20),
         default=512,
         metavar="N",
         help="most prompt tokens of a request in one step. Those who stream wait for them: with "

@@ -447,7 +447,7 @@ class Engine:
         awaiting, self._awaiting = self._awaiting, []
         for loop, left in awaiting:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-                loop.call_soon_threadsafe(lambda left=left: left.done() or left.set_result(None))
+                loop.call_soon_threadsafe(_tell, left)
 
     def _end(self, told: Exception, error: BaseException | None = None) -> None:
         """Tell the requests left, and whoever watches `ended`, whatever else goes wrong."""
@@ -470,3 +470,8 @@ class Engine:
             else:
                 self.ended.set_exception(error)
         self._tell_awaiting()
+
+
+def _tell(left: asyncio.Future[None]) -> None:
+    if not left.done():  # who waited may have given up
+        left.set_result(None)

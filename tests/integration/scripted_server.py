@@ -1,8 +1,8 @@
 """A server process with a scripted model: `antiphon serve` in all but what it loads.
 
 MODEL is a folder. Loading waits until it holds the file `loaded`; the model says `a` for ever, a
-token every 10 ms, or as fast as it can if the folder holds the file `fast`. Once the folder holds the file `break` the engine's scheduler fails; with
-`stuck` a forward does not end, and with `fail` each raises.
+token every 10 ms, or as fast as it can if the folder holds `fast`. Once it holds the file `break`
+the engine's scheduler fails; with `stuck` a forward does not end, and with `fail` each raises.
 """
 
 from __future__ import annotations

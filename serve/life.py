@@ -197,6 +197,7 @@ class Listener:
         """Close the port and all connections."""
         for task in (self.kept, *self._following):
             task.cancel()
+        self.health.end()
         await self._server.stop(GOODBYE_SECONDS)
         if self._socket is not None:
             self._socket.remove()

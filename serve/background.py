@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from serve.engine import Engine
+    from serve.watching import Watching
 
 
 class BackgroundServer:
@@ -21,6 +22,7 @@ class BackgroundServer:
     Args:
         engine: not yet started; the server starts and stops it. None: health says NOT_SERVING, as
             while a model is being loaded.
+        watching: what is told of calls and of the engine.
 
     Attributes:
         target: `host:port`, for `serve.client.Client`.
@@ -28,8 +30,16 @@ class BackgroundServer:
         listener: what listens there, once it does.
     """
 
-    def __init__(self, engine: Engine | None, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine | None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        watching: Watching | None = None,
+    ) -> None:
         self._engine = engine
+        self._watching = watching
         self._address = (host, port)
         self._ready: Future[str] = Future()
         self._thread = threading.Thread(
@@ -55,7 +65,7 @@ class BackgroundServer:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
-            self.listener = Listener(*self._address)
+            self.listener = Listener(*self._address, self._watching)
             await self.listener.start()
             if self._engine is not None:
                 self._engine.start()

@@ -39,7 +39,9 @@ from serve.faults import (
     StuckError,
     is_out_of_memory,
 )
+from serve.logs import of as of_call
 from serve.memory import size_pool
+from serve.observing import NOBODY, Load, Observer, text_end
 from serve.reply import (
     EngineStoppedError,
     ImpossibleError,
@@ -71,6 +73,7 @@ class _Request:
     ends_by: float = math.inf
     started: float = 0.0
     first_token: float = 0.0
+    last_token: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Engine:
 
     Attributes:
         ended: done when the engine's thread is; holds the exception if the engine itself failed.
+        observer: whom it tells of steps and of texts that end.
 
     Raises:
         ServerError: the cache cannot hold even one full context.
@@ -142,6 +146,7 @@ class Engine:
         self.dtype = dtype
         self._fixed = fixed
         self.ended: Future[None] = Future()
+        self.observer: Observer = NOBODY
         if n_pages is None:
             pool = size_pool(
                 model.config,
@@ -314,6 +319,21 @@ class Engine:
             return self._scheduler.pages.used
 
     @property
+    def load(self) -> Load:
+        """What is held now."""
+        with self._wake:
+            scheduler, pages = self._scheduler, self._scheduler.pages
+            return Load(
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                waiting_tokens=sum(len(sequence.ids) for sequence in scheduler.waiting),
+                pages_used=[pool.used for pool in pages.pools],
+                pages=pages.capacity,
+                page_size=pages.page_size,
+                preemptions=scheduler.preemptions,
+            )
+
+    @property
     def preemptions(self) -> int:
         """How often a sequence had to give up its pages since the start."""
         with self._wake:
@@ -358,7 +378,7 @@ class Engine:
                     self._overdue(r, now) for r in self._requests.values() if now > r.ends_by
                 ]
                 for event in overdue:
-                    self._forget(event.request.sequence)
+                    self._forget(event.request.sequence, event.end)
                 work = self._scheduler.schedule()
                 if self._check_every_step or not work:
                     self._scheduler.check_integrity()
@@ -380,10 +400,14 @@ class Engine:
 
     def _step(self, work: list[tuple[Sequence, int]]) -> list[_Event]:
         """Run the work and return what it made. Requests that are over hold nothing any more."""
+        began = time.monotonic()
         try:
             results = self._run_model(work)
         except BaseException as error:  # whatever it was, only these requests are touched
-            log.exception("a step over %d requests failed", len(work))
+            ids = [self._requests[sequence].reply.request_id for sequence, _ in work]
+            log.exception(
+                "a step over %d requests failed", len(work), extra={"fields": {"ids": ids}}
+            )
             self._suspect = True
             failed = GenerationFailedError("the model failed in a step that ran this request")
             if is_out_of_memory(error):
@@ -400,7 +424,11 @@ class Engine:
                 for (sequence, _), made in zip(work, results, strict=True)
                 if made is not None
             ]
-        self._close([event.request for event in events if event.end is not None])
+            made_for = [event.request for event in events if event.delta is not None]
+            self.observer.stepped(sum(n for _, n in work), made_for, began, now)
+            for request in made_for:
+                request.last_token = now
+        self._close([event for event in events if event.end is not None])
         return events
 
     def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
@@ -448,7 +476,11 @@ class Engine:
         """What a step made for a request, as its reply wants it."""
         sequence = request.sequence
         if made.token == NOT_FINITE:
-            log.error("request %s: its logits are not finite", request.reply.request_id)
+            log.error(
+                "request %s: its logits are not finite",
+                request.reply.request_id,
+                extra=of_call(request.reply.call),
+            )
             reason = "the model's logits for this request are not finite numbers"
             return _Event(request, end=GenerationFailedError(reason))
         if made.token == NO_TOKEN:
@@ -472,7 +504,12 @@ class Engine:
             )
             scores = [] if made.logprob is None else [token_score(self.tokenizer, made)]
         except BaseException:  # a panic of the tokenizer is no Exception
-            log.exception("request %s: token %d has no text", request.reply.request_id, made.token)
+            log.exception(
+                "request %s: token %d has no text",
+                request.reply.request_id,
+                made.token,
+                extra=of_call(request.reply.call),
+            )
             return _Event(request, end=GenerationFailedError(f"token {made.token} has no text"))
         piece = b"" if made.token in sequence.ends else self.tokenizer.token_bytes(made.token)
         delta = Delta(text, [made.token], scores, [piece], sequence.choice)
@@ -500,14 +537,20 @@ class Engine:
             choice=sequence.choice,
         )
 
-    def _close(self, requests: list[_Request]) -> None:
+    def _close(self, events: list[_Event]) -> None:
         with self._wake:
-            for request in requests:
-                self._forget(request.sequence)
+            for event in events:
+                self._forget(event.request.sequence, event.end)
 
-    def _forget(self, sequence: Sequence) -> None:
-        if self._requests.pop(sequence, None) is not None:
+    def _forget(self, sequence: Sequence, end: Finish | Scored | Exception | None = None) -> None:
+        """Let go of a text, held or not.
+
+        Args:
+            end: what its reply is told; None: nobody reads that any more.
+        """
+        if (request := self._requests.pop(sequence, None)) is not None:
             self._scheduler.finish(sequence)
+            self.observer.ended(text_end(self.name, request, end, time.monotonic()))
 
     def _emit(self, events: list[_Event]) -> None:
         """One wake-up per event loop and step, however many requests it concerns."""
@@ -527,9 +570,10 @@ class Engine:
             with self._wake:
                 self._stopping = True
                 left = list(self._requests.values())
-            self._emit([_Event(request, end=told) for request in left])
+            events = [_Event(request, end=told) for request in left]
+            self._emit(events)
             if error is None:
-                self._close(left)  # not after a fault: the scheduler may be what is broken
+                self._close(events)  # not after a fault: the scheduler may be what is broken
         except BaseException as fault:  # noqa: BLE001 - raised where `ended` is looked at
             error = error or fault
         finally:

@@ -27,12 +27,14 @@ from grpc_reflection.v1alpha import reflection
 from gpt.errors import ServerError
 from gpt.params import SamplingParams
 from gpt.starter import Starter
+from serve import logs
 from serve.asked import Asked
 from serve.faults import GenerationFailedError, StuckError, watch
 from serve.health import Health
 from serve.malformed import RefuseMalformed
 from serve.service import NAME, GenerationService
 from serve.v1 import generation_pb2_grpc
+from serve.watching import Watching
 
 if TYPE_CHECKING:
     from serve.engine import Engine
@@ -62,6 +64,7 @@ class Listener:
 
     Args:
         port: 0 takes a free one.
+        watching: what is told of calls and of the engine; the listener closes it.
 
     Attributes:
         kept: done, with an exception, if the port was lost and could not be had again.
@@ -70,7 +73,8 @@ class Listener:
         ServerError: the port cannot be had.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, watching: Watching | None = None) -> None:
+        self.watching = watching or Watching()
         self.service = GenerationService()
         self.health = Health(NAME)
         if host.partition(":")[0] in ("unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6"):
@@ -85,7 +89,7 @@ class Listener:
 
     def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(
-            interceptors=[RefuseMalformed()],
+            interceptors=[self.watching.calls, RefuseMalformed()],
             options=[
                 ("grpc.so_reuseport", 0),  # else a second server would silently share the port
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -141,6 +145,7 @@ class Listener:
 
     def open(self, engine: Engine) -> None:
         """SERVING from here on."""
+        self.watching.attach(engine)
         self.service.open(engine)
         self.health.set_serving(True)
 
@@ -162,6 +167,7 @@ class Listener:
         """Close the port and all connections."""
         self.kept.cancel()
         await self._server.stop(GOODBYE_SECONDS)
+        await asyncio.get_running_loop().run_in_executor(None, self.watching.close)
 
 
 def _unless_no_text(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -204,12 +210,15 @@ def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
     except ServerError as error:
         if not isinstance(error.__cause__, StuckError):
             raise
+        logs.flush()
         print(f"antiphon serve: error: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # as below: the stuck thread is still there
+    finally:
+        logs.flush()  # what is printed besides comes after it
     if not finished:
         # Loading cannot be interrupted, and leaving the interpreter under it may crash.
         sys.stdout.flush()
-        sys.stderr.flush()
+        logs.flush()
         os._exit(0)
     return 0
 
@@ -217,7 +226,7 @@ def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
 async def _life(settings: Settings, load: Callable[[Settings], Engine]) -> bool:
     """Returns False if it was told to stop while the model was still being loaded."""
     stop = _stop_on_signals()
-    listener = Listener(settings.host, settings.port)
+    listener = Listener(settings.host, settings.port, Watching(settings.watch))
     await listener.start()
     log.info("listening on %s, loading %s", listener.address, settings.model)
     stopping = asyncio.ensure_future(stop.wait())
@@ -267,7 +276,7 @@ def _abandon(engine: Engine, seconds: float) -> None:
     engine.give_up(f"a step took longer than {seconds:g} s (--step-timeout)", told)
     time.sleep(LAST_SECONDS)
     log.critical("the process does not end by itself and is ended")
-    sys.stderr.flush()
+    logs.flush()
     os._exit(1)
 
 
@@ -295,7 +304,7 @@ def _stop_on_signals() -> asyncio.Event:
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             log.warning("%s again: exiting at once", number.name)
-            sys.stderr.flush()
+            logs.flush()
             os._exit(128 + number)
         log.info("%s: stopping", number.name)
         stop.set()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt.arguments import CommandParser
 from gpt.errors import CheckpointError
+from serve import logs
+from serve.watchflags import WatchSettings, add_arguments
 
 if TYPE_CHECKING:
     from serve.engine import Engine
@@ -22,6 +22,7 @@ examples:
   antiphon serve runs/shakespeare-tiny/model
   antiphon serve runs/shakespeare-tiny/model --port 0 --max-running 8
   antiphon serve model --host 0.0.0.0 --dtype bfloat16 --kv-cache-gb 2
+  antiphon serve model --metrics-port 9464 --log-format json --slow-request 10
 
 Once ready it prints one line, `serving NAME on HOST:PORT`, on standard output; its log goes to
 standard error. Ask it with `antiphon generate --target HOST:PORT --prompt ...`, or from any
@@ -44,6 +45,9 @@ class Settings:
         drain_seconds: what running requests get after the first signal.
         deterministic: texts do not depend on what else the server does, down to the last bit.
         step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
+        metrics_port, metrics_host, otlp_traces_endpoint, log_prompts, slow_request: as in
+            `serve.watching.WatchSettings`.
+        log_format, log_level: as in `serve.logs`.
     """
 
     model: Path
@@ -60,6 +64,24 @@ class Settings:
     drain_seconds: float
     step_timeout: float
     deterministic: bool
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    otlp_traces_endpoint: str | None = None
+    log_format: str = "text"
+    log_level: str = "info"
+    log_prompts: bool = False
+    slow_request: float = 0.0
+
+    @property
+    def watch(self) -> WatchSettings:
+        """What watches over the server."""
+        return WatchSettings(
+            self.metrics_port,
+            self.metrics_host,
+            self.otlp_traces_endpoint,
+            self.slow_request,
+            self.log_prompts,
+        )
 
 
 def main(argv: list[str], prog: str = "antiphon serve") -> int:
@@ -71,22 +93,16 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
     settings = parse(argv, prog)
     if not settings.model.exists():  # found out before torch is imported, which takes seconds
         raise CheckpointError(f"no model at {settings.model}: give a model folder or a checkpoint")
-    start_log()
+    start_log(settings)
 
     from serve.life import run
 
     return run(settings, load)
 
 
-def start_log() -> None:
+def start_log(settings: Settings) -> None:
     """The log of a server process: standard error, one line an event."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    # gRPC's own log repeats in five lines what we say in one; GRPC_VERBOSITY=INFO brings it back.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logs.start(settings.log_format, settings.log_level)
 
 
 def load(settings: Settings) -> Engine:
@@ -230,6 +246,7 @@ def build_parser(prog: str) -> CommandParser:
         metavar="N",
         help="CPU threads of torch (default: its own choice)",
     )
+    add_arguments(parser, _number)
     return parser
 
 

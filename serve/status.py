@@ -14,6 +14,11 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from serve.observing import CALL
+
+REQUEST_ID = "x-request-id"
+"""Metadata that names a call: from its caller, and back in the trailers."""
+
 MAX_TEXT = 400
 MAX_VIOLATIONS = 10
 """Trailers are limited to 8 KiB by most peers, and a request may hold thousands of faults."""
@@ -31,7 +36,11 @@ async def abort(
         packed = Any()
         packed.Pack(detail)
         status.details.append(packed)
-    await context.abort_with_status(rpc_status.to_status(status))
+    told = rpc_status.to_status(status)
+    if (call := CALL.get()) is not None:  # these trailers replace those that were set
+        named = (*told.trailing_metadata, (REQUEST_ID, call.request_id))
+        told = told._replace(trailing_metadata=named)
+    await context.abort_with_status(told)
     raise AssertionError("abort does not return")
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import grpc
 
+from serve.connection import REQUEST_ID
 from serve.observing import CALL, Call, TextEnd
-from serve.status import REQUEST_ID
 
 log = logging.getLogger(__name__)
 

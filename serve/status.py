@@ -14,10 +14,8 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from serve.connection import REQUEST_ID
 from serve.observing import CALL
-
-REQUEST_ID = "x-request-id"
-"""Metadata that names a call: from its caller, and back in the trailers."""
 
 MAX_TEXT = 400
 MAX_VIOLATIONS = 10

@@ -6,6 +6,7 @@ nothing to the wire contract, works while the model is loading, and shows what d
 
 from __future__ import annotations
 
+import http.client
 import math
 import sys
 import time
@@ -149,7 +150,7 @@ def look(url: str) -> Look:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             text = answer.read().decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ServerError(f"no metrics at {url} ({reason}); {hint}") from None
     values: dict[str, dict[Labels, float]] = defaultdict(dict)
@@ -256,7 +257,9 @@ def _model_lines(before: Look, now: Look, model: str, rate: object, colour: bool
 def milliseconds(seconds: float) -> str:
     if math.isnan(seconds):
         return "-"
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
 def duration(seconds: float) -> str:

@@ -33,7 +33,7 @@ class Watching:
         tracing: Tracing | None = None,
     ) -> None:
         settings = settings or WatchSettings()
-        if tracing is None and settings.otlp_traces_endpoint != "":
+        if tracing is None:
             from serve.tracing import tracing_of
 
             tracing = tracing_of(settings.otlp_traces_endpoint)

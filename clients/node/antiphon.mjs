@@ -63,6 +63,7 @@ export class Client {
    * Leaving the loop tells the server to stop. */
   async *stream(spec, call = {}) {
     const stream = this.#stub.generateStream({ spec }, ...this.#about(call));
+    stream.on("error", () => {}); // whoever reads is told; who has left need not be
     try {
       yield* stream;
     } finally {
@@ -73,6 +74,7 @@ export class Client {
   /** An async iterator over results as they are done: `{index, outcome, completion | failure}`. */
   async *batch(specs, call = {}) {
     const stream = this.#stub.batchGenerate({ specs }, ...this.#about(call));
+    stream.on("error", () => {}); // whoever reads is told; who has left need not be
     try {
       yield* stream;
     } finally {

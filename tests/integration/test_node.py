@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpt.tokenizer import Tokenizer
+from serve.metrics import Metrics
+from serve.watching import Watching
 from tests.serve.scripted import ScriptedModel
 from tests.serve.served import Served, eventually
 
@@ -123,11 +125,20 @@ def test_it_asks_all_that_the_service_answers_and_stops_what_it_leaves(
 
 def test_it_comes_again_when_the_server_has_no_room(folder: Path) -> None:
     model = ScriptedModel(BYTES.n_vocab, lambda *_: ord("a"))
-    with Served(model, max_running=1, max_waiting=0) as served:
-        served.model.hold()
+    metrics = Metrics()
+    refused = {"method": "GenerateStream", "code": "RESOURCE_EXHAUSTED"}
+
+    def make_room() -> None:
+        """As soon as one attempt has been refused."""
+        eventually(lambda: metrics.registry.get_sample_value("antiphon_rpcs_total", refused) == 1)
+        model.release()
+
+    watching = Watching(metrics=metrics)
+    with Served(model, watching=watching, max_running=1, max_waiting=0) as served:
+        model.hold()
         with served.client.stream("ab", max_tokens=1) as first:
             eventually(lambda: served.engine.held == 1)
-            threading.Timer(1.0, served.model.release).start()
+            threading.Thread(target=make_room).start()
             done = node(folder, "generate.mjs", served.server.target, "ab", "2")
             assert done.returncode == 0, done.stderr
             assert done.stdout == "aa"

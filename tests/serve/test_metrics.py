@@ -89,7 +89,8 @@ def test_all_that_is_counted_goes_up(watched: Watched) -> None:
     with client.stream("ab") as gone, client.stream("ab", time_limit_seconds=0.01) as late:
         eventually(lambda: watched.served.engine.held == 2)
         gone.cancel()
-        time.sleep(0.02)  # its time is over
+        eventually(lambda: watched.look().value("rpcs_total", code="CANCELLED") > 0)
+        time.sleep(0.02)  # the other one's time is over
         watched.model.release()
         assert [delta.text for delta in late if delta.text] in ([], ["a"])
     watched.served.await_no_rpc()
@@ -191,6 +192,7 @@ def test_the_dashboard_asks_for_what_there_is(watched: Watched) -> None:
     variables = board["templating"]["list"]
     queries += [each["query"]["query"] for each in variables if each["type"] == "query"]
     assert len(queries) >= 12
+    watched.served.client.model()
     found = watched.look().values
     there = {PREFIX + name for name in found if name in _series()} | {
         name for name in found if name.startswith(("process_", "python_"))

@@ -241,28 +241,31 @@ def test_a_line_of_text_stays_one_line_and_says_how_it_failed() -> None:
     assert rest[-1] == "ValueError: broken"
 
 
-def spans_of(served: Served, exporter: InMemorySpanExporter, count: int) -> list[ReadableSpan]:
-    """The next spans; a call's own comes last, if it was not cancelled."""
-    eventually(lambda: len(exporter.get_finished_spans()) >= count)
-    found = list(exporter.get_finished_spans())
-    exporter.clear()
-    assert len(found) == count
-    return found
+def spans_of(exporter: InMemorySpanExporter, trace: str, count: int) -> dict[str, ReadableSpan]:
+    """The spans of a trace by their name, once there are so many."""
+
+    def found() -> list[ReadableSpan]:
+        spans = exporter.get_finished_spans()
+        return [span for span in spans if f"{span.context.trace_id:032x}" == trace]
+
+    eventually(lambda: len(found()) >= count)
+    by_name = {span.name.rpartition("/")[2]: span for span in found()}
+    assert len(by_name) == count
+    return by_name
+
+
+def traced(trace: str) -> tuple[tuple[str, str], ...]:
+    return (("traceparent", f"00-{trace}-{PARENT}-01"), ("x-request-id", "t-1"))
 
 
 def test_a_call_has_spans_for_queue_prefill_and_decode(
     served: Served, spans: InMemorySpanExporter
 ) -> None:
-    served.await_no_rpc()
-    eventually(lambda: served.engine.held == 0)
-    time.sleep(0.05)
-    spans.clear()
     spec = pb.GenerationSpec(text="abc", max_tokens=4)
-    metadata = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "t-1"))
-    answer = served.stub.Generate(pb.GenerateRequest(spec=spec), metadata=metadata)
-    found = {span.name: span for span in spans_of(served, spans, 4)}
-    call = found.pop("serve.v1.GenerationService/Generate")
-    assert f"{call.context.trace_id:032x}" == TRACE
+    answer = served.stub.Generate(pb.GenerateRequest(spec=spec), metadata=traced(TRACE))
+    found = spans_of(spans, TRACE, 4)
+    call = found.pop("Generate")
+    assert call.name == "serve.v1.GenerationService/Generate"
     assert call.parent is not None
     assert f"{call.parent.span_id:016x}" == PARENT
     assert call.attributes is not None
@@ -287,20 +290,22 @@ def test_a_call_has_spans_for_queue_prefill_and_decode(
 def test_a_call_that_fails_or_is_refused_says_so(
     served: Served, spans: InMemorySpanExporter
 ) -> None:
-    spans.clear()
-    with pytest.raises(RequestError):
-        served.client.generate("N")
-    by_name = {span.name.rpartition("/")[2]: span for span in spans_of(served, spans, 3)}
-    assert set(by_name) == {"Generate", "queue", "prefill"}
-    assert not by_name["Generate"].status.is_ok
-    assert not by_name["prefill"].status.is_ok
-    with pytest.raises(RequestError):
-        served.client.generate("a", top_p=2)
-    [refused] = spans_of(served, spans, 1)
+    failing, wrong = "1" * 32, "2" * 32
+    spec = pb.GenerationSpec(text=f"{SECRET}N")
+    with pytest.raises(grpc.RpcError):
+        served.stub.Generate(pb.GenerateRequest(spec=spec), metadata=traced(failing))
+    found = spans_of(spans, failing, 3)
+    assert set(found) == {"Generate", "queue", "prefill"}
+    assert not found["Generate"].status.is_ok
+    assert not found["prefill"].status.is_ok
+    assert "xyzzy" not in "".join(span.to_json() for span in found.values())
+    spec = pb.GenerationSpec(text="a", top_p=2)
+    with pytest.raises(grpc.RpcError):
+        served.stub.Generate(pb.GenerateRequest(spec=spec), metadata=traced(wrong))
+    [refused] = spans_of(spans, wrong, 1).values()
     assert refused.status.is_unset, "that was the caller's mistake"
     assert refused.attributes is not None
     assert refused.attributes["rpc.grpc.status_code"] == 3
-    assert "xyzzy" not in str([span.attributes for span in spans.get_finished_spans()])
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -148,6 +148,7 @@ class Log:
         records: queue.Queue[Any] = queue.Queue(QUEUED_LINES)
         self._records = records
         self._handler = _Queue(records)
+        self._given_up = False
         formatter = JsonFormatter() if style == "json" else TextFormatter()
         sink: Any = _Sink(sys.stderr if stream is None else stream, formatter, self._handler)
         self._listener = QueueListener(records, sink)
@@ -168,7 +169,8 @@ class Log:
     def flush(self, seconds: float = LAST_SECONDS) -> None:
         """Wait until what was logged is written, but no longer than that."""
         end = time.monotonic() + seconds
-        while self._records.unfinished_tasks and time.monotonic() < end:
+        while self._records.unfinished_tasks and not self._given_up:
+            self._given_up = time.monotonic() > end  # it is stuck: nobody waits a second time
             time.sleep(0.002)
 
     def close(self) -> None:

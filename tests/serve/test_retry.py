@@ -175,7 +175,8 @@ def test_what_was_refused_is_asked_again(
     found = ask(method, {"retry": QUICK, "timeout": 30}, *ASKED[method], request_id="r")
     assert len(flaky.metadata) == 3
     assert {each["x-request-id"] for each in flaky.metadata} == {"r"}
-    assert flaky.left[0] > flaky.left[1] > flaky.left[2], "the attempts share one time limit"
+    waited = 2 * 0.005  # which the server had asked for
+    assert flaky.left[2] <= 30 - waited, "the attempts share one time limit"
     if method == "stream":
         assert [delta.text for delta in found] == ["ne"]
 

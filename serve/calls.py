@@ -118,6 +118,8 @@ class WatchCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         given = metadata.get(REQUEST_ID, "")
         fit = 0 < len(given) <= MAX_ID and given.isascii() and given.isprintable()
         call = Call(given if fit else secrets.token_hex(8), path.rpartition("/")[2])
+        if log.isEnabledFor(logging.INFO) or self._to.slow_seconds:
+            call.peer = context.peer()  # now: later the connection may be gone
         context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
         if self._to.tracing is not None and path.startswith(SERVICE_PREFIX):
             self._to.tracing.begin(call, metadata)
@@ -141,7 +143,7 @@ class WatchCalls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         slow = 0 < self._to.slow_seconds < seconds and level == logging.INFO
         if slow or log.isEnabledFor(level):
             fields: dict[str, Any] = {"method": call.method, "code": name, "seconds": seconds}
-            fields["peer"] = context.peer()
+            fields["peer"] = call.peer
             if call.label:
                 fields["key"] = call.label
             fields |= _about(call.texts)

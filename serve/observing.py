@@ -36,6 +36,7 @@ class Call:
         started: when it came, by `time.monotonic`.
         parent: where its spans belong, for who makes spans.
         texts: what came of its texts so far.
+        peer: the address it came from, if that is to be logged.
         label: whom it is from, as far as that is known; never a secret.
     """
 
@@ -44,6 +45,7 @@ class Call:
     started: float = field(default_factory=time.monotonic)
     parent: Any = None
     texts: list[TextEnd] = field(default_factory=list)
+    peer: str = ""
     label: str = ""
 
 

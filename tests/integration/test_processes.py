@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpt.training import cli
 from tests.training import several
 from tests.training.small import write_corpus
 
@@ -97,3 +99,41 @@ def test_two_processes_do_what_one_does_and_exchange_checkpoints(
     assert back["losses"] == pytest.approx(six["losses"], rel=1e-4)
     for name, tensor in weights(base / "six").items():
         assert torch.allclose(weights(base / f"one-then-{strategy}")[name], tensor, atol=5e-5), name
+
+
+def validations(run: Path) -> list[tuple[int, float]]:
+    """Step and held-out loss, as `metrics.csv` of a run has them."""
+    with open(run / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/loss")]
+    return [(int(row["step"]), float(row["val/loss"])) for row in rows]
+
+
+@pytest.mark.timeout(240)
+def test_sharded_training_on_the_command_line_validates_within_the_run(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text.txt")
+    config = {
+        "runs_dir": str(tmp_path),
+        # Seven blocks are held out; in batches of one the processes have unequal shares.
+        "data": {"source": str(tmp_path / "text.txt"), "tokenizer": "bytes", "eval_batch_size": 1,
+                 "root": str(tmp_path / "data")},
+        "model": {"preset": "nano", "config": {"n_layer": 2, "n_head": 2, "block_size": 32}},
+        "trainer": {"accelerator": "cpu", "max_steps": 5, "val_check_interval": 2},
+        "samples": {"max_tokens": 3},
+    }  # fmt: skip
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    argv = ["fit", "--config", str(tmp_path / "c.yaml"), "--wandb", "off"]
+    sharded = ["--data.batch_size=2", "--trainer.devices=2", "--trainer.strategy=fsdp2"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PL_")}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *argv, *sharded, "--name=both"],
+        cwd=ROOT, env={**env, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert cli.main([*argv, "--data.batch_size=4", "--trainer.devices=1", "--name=one"]) == 0
+    both, one = validations(tmp_path / "both"), validations(tmp_path / "one")
+    assert [step for step, _ in both] == [step for step, _ in one] == [2, 4, 5]
+    assert [loss for _, loss in both] == pytest.approx([loss for _, loss in one], rel=1e-4)
+    samples = [(tmp_path / name / "samples.txt").read_text() for name in ("both", "one")]
+    assert samples[0].count("--- step") == samples[1].count("--- step") == 3
+    assert (tmp_path / "both" / "model" / "config.json").is_file()

@@ -165,7 +165,8 @@ def code_of(error: BaseException | None, context: grpc.aio.ServicerContext) -> s
     number = code.value[0] if isinstance(code, grpc.StatusCode) else int(code or 0)
     if error is not None and not number:
         return "UNKNOWN"
-    return CODES.get(number, "UNKNOWN")
+    name: str = CODES.get(number, "UNKNOWN")
+    return name
 
 
 def _about(texts: list[TextEnd]) -> dict[str, Any]:

@@ -223,7 +223,7 @@ class Metrics:
         self._dropped_lines = _zero
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self.registry.register(self)  # type: ignore[arg-type]
+        self.registry.register(self)
 
     def watch(self, engine: Watched) -> Tally:
         """Count for this engine from here on; it is to be told what the engine does."""
@@ -301,7 +301,8 @@ class MetricsPort:
 
     def __init__(self, server: BaseServer) -> None:
         self._server = server
-        host, port, *_ = server.server_address  # type: ignore[misc]
+        address: Any = server.server_address  # a pair, or four of IPv6
+        host, port = address[:2]
         self.address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class Source(Protocol):
 
 
 class Text(Protocol):
-    """A text that the engine holds. Times are of `time.monotonic`; 0: not yet."""
+    """A text that the engine holds (`serve.held.Held`). Times are of `time.monotonic`."""
 
     @property
     def sequence(self) -> Sequence: ...
@@ -95,8 +95,8 @@ class Text(Protocol):
     def reply(self) -> Source: ...
 
     arrived: float
-    started: float
-    first_token: float
+    started: float | None
+    first: float | None
     last_token: float
 
 
@@ -163,8 +163,8 @@ def text_end(model: str, text: Text, end: object, now: float) -> TextEnd:
         completion_tokens=sequence.output_len,
         cached_tokens=sequence.cached,
         arrived=text.arrived,
-        started=text.started,
-        first_token=text.first_token,
+        started=text.started or 0.0,
+        first_token=text.first or 0.0,
         ended=now,
         call=reply.call,
     )

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from dataclasses import dataclass
-from typing import Any
 
+from gpt.arguments import add_switch, number
 from serve import logs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WatchSettings:
-    """Attributes:
-    metrics_port: None: no metrics. 0 takes a free one.
-    otlp_traces_endpoint: URL of a collector; None: what the environment says.
-    slow_request: seconds; 0: no request counts as slow.
+    """What watches over a server.
+
+    Attributes:
+        metrics_port: None: no metrics. 0 takes a free one.
+        otlp_traces_endpoint: URL of a collector; None: what the environment says.
+        log_format, log_level: see `serve.logs`.
+        log_prompts: whether what is asked is logged.
+        slow_request: seconds; 0: no request counts as slow.
     """
 
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     otlp_traces_endpoint: str | None = None
-    slow_request: float = 0
+    log_format: str = "text"
+    log_level: str = "info"
     log_prompts: bool = False
+    slow_request: float = 0.0
 
 
-def add_arguments(parser: ArgumentParser, number: Any) -> None:
-    """The flags of `WatchSettings` and of the log.
-
-    Args:
-        number: makes an argparse type from a kind and its bounds.
-    """
+def add_watch_arguments(parser: ArgumentParser) -> None:
+    """The flags of `WatchSettings`."""
     group = parser.add_argument_group("seeing what it does")
     group.add_argument(
         "--metrics-port",
@@ -57,10 +59,11 @@ def add_arguments(parser: ArgumentParser, number: Any) -> None:
         help="lines for people or for programs (default: text)",
     )
     group.add_argument("--log-level", choices=logs.LEVELS, default="info", help="(default: info)")
-    group.add_argument(
+    add_switch(
+        group,
         "--log-prompts",
-        action="store_true",
-        help="log what is asked, too; without it no prompt text is in the log",
+        default=False,
+        help="log what is asked, too; without it no prompt text is in the log (default: off)",
     )
     group.add_argument(
         "--slow-request",

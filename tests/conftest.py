@@ -34,3 +34,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, model, tokenizer)
     return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts processes comes first: begun last, the longest would run alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("integration") is None)

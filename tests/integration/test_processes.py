@@ -58,6 +58,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     torch.set_num_threads(1)
     train(base / "four", corpus, "--steps", "4")
     train(base / "six", corpus, "--steps", "6", "--resume", str(base / "four" / "end.ckpt"))
+    train(base / "muon", corpus, "--steps", "4", "--optimizer", "muon")
+    train(base / "muon-six", corpus, "--steps", "6", "--optimizer", "muon",
+          "--resume", str(base / "muon" / "end.ckpt"))  # fmt: skip
     torch.set_num_threads(threads)
     return base, corpus
 
@@ -99,6 +102,30 @@ def test_two_processes_do_what_one_does_and_exchange_checkpoints(
     assert back["losses"] == pytest.approx(six["losses"], rel=1e-4)
     for name, tensor in weights(base / "six").items():
         assert torch.allclose(weights(base / f"one-then-{strategy}")[name], tensor, atol=5e-5), name
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_take_muons_step_as_one_does(
+    straight: tuple[Path, Path], strategy: str
+) -> None:
+    """From one process's checkpoint, so that what is kept of its steps is spread, too."""
+    base, corpus = straight
+    folder = base / f"muon-then-{strategy}"
+    both = train(folder, corpus, "--strategy", strategy, "--batch-size", "2", "--optimizer", "muon",
+                 "--steps", "6", "--resume", str(base / "muon" / "end.ckpt"),
+                 processes=2)  # fmt: skip
+    assert both["losses"] == pytest.approx(found(base / "muon-six")["losses"], rel=1e-4)
+    wanted = weights(base / "muon-six")
+    for name, tensor in weights(folder).items():
+        assert torch.allclose(tensor, wanted[name], atol=2e-4), name
+    states = [torch.load(path / "end.ckpt", weights_only=True)["optimizer_states"][0]["state"]
+              for path in (folder, base / "muon-six")]  # fmt: skip
+    kept = [
+        sorted(float(kept["momentum"].norm()) for kept in each.values() if "momentum" in kept)
+        for each in states
+    ]
+    assert len(kept[0]) == 8
+    assert kept[0] == pytest.approx(kept[1], rel=1e-3), "whole tensors, as without sharding"
 
 
 def validations(run: Path) -> list[tuple[int, float]]:

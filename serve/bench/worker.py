@@ -64,7 +64,7 @@ async def in_process(arguments: list[str]) -> AsyncIterator[tuple[AskServer, dic
     from gpt.starter import Starter
     from serve.asked import Asked
     from serve.faults import GenerationFailedError
-    from serve.life import warm_up
+    from serve.ready import warm_up
     from serve.server import load, parse, start_log
 
     settings = parse(arguments, "antiphon serve")
@@ -85,7 +85,7 @@ async def in_process(arguments: list[str]) -> AsyncIterator[tuple[AskServer, dic
 
     engine.start()
     try:
-        await warm_up(engine)
+        await warm_up(engine, settings.max_running)
         info = engine.info
         yield ask, _described(info.block_size, info.vocab_size, [*info.special_tokens.values()])
     finally:

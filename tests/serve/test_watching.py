@@ -162,7 +162,7 @@ def test_no_line_has_prompt_or_text_and_each_of_a_call_has_its_id(
     logged.of("s-10")
     assert "xyzzy" not in logged.text
     # What the engine's thread says of a request has its id as well.
-    assert [line["logger"] for line in logged.of("s-9")] == ["serve.engine", "serve.calls"]
+    assert [line["logger"] for line in logged.of("s-9")] == ["serve.held", "serve.calls"]
     assert all(line.get("request_id") or line.get("ids") for line in logged.lines)
 
 

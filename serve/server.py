@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt.arguments import CommandParser, add_machine_arguments, add_switch, number
 from gpt.errors import CheckpointError, ConfigError
+from serve import logs
 from serve.layers import NOT_SETTINGS, Layered, read, shown, summary
 from serve.settings import ListenSettings, add_listen_arguments
+from serve.watchflags import WatchSettings, add_watch_arguments
 
 if TYPE_CHECKING:
     from serve.engine import Engine
@@ -39,7 +40,7 @@ SECRETS = ("api_keys",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ListenSettings):
+class Settings(ListenSettings, WatchSettings):
     """What `antiphon serve` was told.
 
     Attributes:
@@ -86,7 +87,7 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
     settings = _settings(layered)
     if not settings.model.exists():  # found out before torch is imported, which takes seconds
         raise CheckpointError(f"no model at {settings.model}: give a model folder or a checkpoint")
-    start_log()
+    start_log(settings)
     logging.getLogger(__name__).info("settings: %s", summary(parser, layered))
 
     from serve.life import run
@@ -94,15 +95,9 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
     return run(settings, load)
 
 
-def start_log() -> None:
+def start_log(settings: Settings) -> None:
     """The log of a server process: standard error, one line an event."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    # gRPC's own log repeats in five lines what we say in one; GRPC_VERBOSITY=INFO brings it back.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logs.start(settings.log_format, settings.log_level)
 
 
 def load(settings: Settings) -> Engine:
@@ -246,6 +241,7 @@ def build_parser(prog: str) -> CommandParser:
         help="start prompts from what is still in the KV cache of others that began alike; takes "
         "no memory besides (default: on)",
     )
+    add_watch_arguments(parser)
     group = add_machine_arguments(parser)
     add_switch(
         group,

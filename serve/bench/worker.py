@@ -67,8 +67,8 @@ async def in_process(arguments: list[str]) -> AsyncIterator[tuple[AskServer, dic
     from serve.ready import self_check, warm_up
     from serve.server import load, parse, start_log
 
-    start_log()
     settings = parse(arguments, "antiphon serve")
+    start_log(settings)
     engine = load(settings)
     starter = Starter(engine.model.config, engine.tokenizer)
 

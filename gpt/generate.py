@@ -100,6 +100,7 @@ def step(
         device=device,
         logit_rows=logit_rows,
         fixed=fixed,
+        in_place=cache.read_in_place,
     )
     logits = model(torch.tensor(ids, device=device), plan, cache)[:, :n_vocab]
     results: list[Made | None] = [None] * len(work)

@@ -164,6 +164,7 @@ class AttentionPlan:
         device: torch.device | str = "cpu",
         logit_rows: Seq[int] | None = None,
         fixed: bool = False,
+        in_place: bool = False,
     ) -> AttentionPlan:
         """Chunks of sequences whose earlier tokens are in the cache: serving (`gpt.paged`).
 
@@ -171,10 +172,11 @@ class AttentionPlan:
             logit_rows: of which tokens logits are wanted, counted over all chunks; None: of all.
             fixed: attention adds up in an order that follows from positions alone
                 (`gpt.deterministic`).
+            in_place: single tokens read their keys where they lie (`KVCache.read_in_place`).
         """
         if not isinstance(pattern, LayerPatterns):
             pattern = LayerPatterns((pattern,))
-        positions, kinds = paged_plans(chunks, page_size, pattern, device, fixed)
+        positions, kinds = paged_plans(chunks, page_size, pattern, device, fixed, in_place)
         return cls(
             positions,
             kinds,

@@ -55,7 +55,7 @@ def none_left() -> Iterator[None]:
 
 
 def bound(dtype: torch.dtype) -> float:
-    """Of the largest number: float32 sums are off by some 1e-7; bf16 results are rounded to 2^-8."""
+    """Of the largest number: float32 sums are off by 1e-7; bf16 results are rounded to 2^-8."""
     return 2e-6 if dtype == torch.float32 else 2**-8
 
 

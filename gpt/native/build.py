@@ -18,6 +18,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from gpt.data.wheels import cache_folder
+
 log = logging.getLogger(__name__)
 
 SOURCES = ("kernels.cpp", "kernels.inl")
@@ -25,26 +27,17 @@ FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fopenmp")
 COMPILERS = ("g++", "clang++", "c++")
 SECONDS = 180
 SWITCH = "ANTIPHON_NATIVE"
-CACHE = "ANTIPHON_CACHE"
 
 
 class NotBuiltError(Exception):
     """Why there are no kernels; never an error of the program, which runs without."""
 
 
-def cache_folder() -> Path:
-    """Where what was compiled is kept: `$ANTIPHON_CACHE`, else below `$XDG_CACHE_HOME`."""
-    own = os.environ.get(CACHE)
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
-
-
 def build(folder: Path | None = None) -> Path:
     """The shared library, compiled if no earlier call has done so.
 
     Args:
-        folder: where it is kept; None: `cache_folder()`.
+        folder: where it is kept; None: the program's cache (`gpt.data.wheels.cache_folder`).
 
     Raises:
         NotBuiltError: it is switched off, there is no compiler, or it failed.

@@ -78,8 +78,8 @@ struct Attend {
 
 namespace plain {
 #define LANES 4
-#define ROWS 4
-#define COLUMNS 3
+#define ROWS 8
+#define COLUMNS 1
 #include "kernels.inl"
 #undef LANES
 #undef ROWS
@@ -95,8 +95,8 @@ namespace plain {
 #endif
 namespace avx2 {
 #define LANES 8
-#define ROWS 4
-#define COLUMNS 3
+#define ROWS 8
+#define COLUMNS 1
 #include "kernels.inl"
 #undef LANES
 #undef ROWS
@@ -113,8 +113,8 @@ namespace avx2 {
 #endif
 namespace avx512 {
 #define LANES 16
-#define ROWS 4
-#define COLUMNS 6
+#define ROWS 8
+#define COLUMNS 2
 #include "kernels.inl"
 #undef LANES
 #undef ROWS

@@ -224,11 +224,11 @@ def _write_weights(
 
     torch.manual_seed(args.seed)
     model = GPT(config).eval()
-    # A word for every number that the model can make, as the peers choose among all of them.
-    names = [f"<{i}>" for i in range(config.vocab_size - 257)]
-    tokenizer = Tokenizer.bytes(names)
-    save_model(folder / OWN, model, tokenizer)
-    loaded = LoadedModel(model, tokenizer, args.preset, folder, {})
+    # A word for every number that the model can make, as the peers choose among all of them. Those
+    # need no words at all.
+    letters = map(chr, range(ord(" "), ord(" ") + config.vocab_size - 1))
+    save_model(folder / OWN, model, Tokenizer.chars(letters))
+    loaded = LoadedModel(model, Tokenizer.bytes(), args.preset, folder, {})
     left_out = {}
     for peer in peers:
         try:

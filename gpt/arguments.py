@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
+
+MAX_THREADS = 1024
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -47,6 +50,60 @@ def hint(given: str, possible: Iterable[str]) -> str:
     """`; did you mean X?` if something is spelt much like what was given, else nothing."""
     near = difflib.get_close_matches(given, list(possible), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def add_machine_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    precision_of: str = "weights and cache",
+    measures: bool = False,
+) -> argparse._ArgumentGroup:
+    """`--device`, `--dtype` and `--threads`: where a model runs, and how. Returns their group.
+
+    Args:
+        measures: whether there is `--dtype auto`, the default then (`gpt.native.precision`).
+    """
+    group = parser.add_argument_group("machine")
+    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")
+    group.add_argument(
+        "--dtype",
+        default="auto" if measures else "float32",
+        choices=[*(["auto"] if measures else []), "float32", "bfloat16", "float64"],
+        help=f"precision of {precision_of} (default: "
+        + ("auto: bfloat16 for large models where it is measured to be faster, else " * measures)
+        + "float32)",
+    )
+    group.add_argument(
+        "--threads",
+        type=number(int, 1, MAX_THREADS),
+        metavar="N",
+        help="CPU threads (default: torch's own choice)",
+    )
+    return group
+
+
+def add_switch(group: argparse._ActionsContainer, flag: str, *, default: bool, help: str) -> None:
+    """`--NAME` and `--no-NAME`. The help says what the default is, in words."""
+    action = group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
+    action.default = default  # given above, older Pythons add it to the help once more
+
+
+class number:  # noqa: N801 - used like a function; its name shows in no message
+    """An argparse type: a number within bounds. Written so that NaN never passes."""
+
+    def __init__(self, kind: type[int] | type[float], low: float, high: float = math.inf) -> None:
+        self._kind, self._low, self._high = kind, low, high
+
+    def __call__(self, text: str) -> float:
+        try:
+            value = self._kind(text)
+        except ValueError:
+            noun = "a whole number" if self._kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {noun}") from None
+        if not (self._low <= value <= self._high and math.isfinite(value)):
+            upper = "" if self._high == math.inf else f" and at most {self._high:g}"
+            raise argparse.ArgumentTypeError(f"{text} must be at least {self._low:g}{upper}")
+        return value
 
 
 def examples(*lines: str) -> str:

@@ -6,6 +6,8 @@ how well question and heading match:
 
     out = softmax(scale * q k^T + term) v
 
+(With a soft-cap the scores go through a tanh ahead of the term: `gpt.softcap`.)
+
 **Why 1/sqrt(D).** If q and k have D independent components of mean 0 and variance 1, their dot
 product has variance D. Without the factor the scores of a 64-wide head have a standard deviation of
 8, softmax puts nearly all its weight on one key, and its gradient vanishes; with 1/sqrt(D) they
@@ -43,6 +45,7 @@ from gpt.norms import RMSNorm
 from gpt.plan import Group, LayerPlan
 from gpt.positions import ScoreTerm, score_term
 from gpt.rotary import RotaryTable, rotate
+from gpt.softcap import cap_scores, capped_attention
 
 FIXED_QUERIES = 8
 """In a group that is fixed queries come in multiples of these: see `gpt.deterministic`."""
@@ -51,18 +54,21 @@ FIXED_QUERIES = 8
 class Attention(nn.Module):
     """Multi-head self-attention with shared key and value heads."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         H, K, D, C = config.n_head, config.kv_heads, config.head_width, config.d_model
         self.sizes = (H, K, K)
         self.head_dim = D
         self.scale = config.score_scale
+        self.softcap = config.attn_softcap
         self.dropout = config.attn_dropout
         self.qkv = nn.Linear(C, (H + 2 * K) * D, bias=config.has_qkv_bias)
         self.out = nn.Linear(H * D, C, bias=config.bias)
         self.q_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(D, eps=config.norm_eps) if config.qk_norm else None
         self.term = score_term(config)
+        own = config.has_value_embedding(layer)
+        self.values = ValueEmbedding(config) if own else None
 
     def forward(
         self,
@@ -70,19 +76,27 @@ class Attention(nn.Module):
         rotary: RotaryTable | None,
         plan: LayerPlan,
         cache: LayerCache | None = None,
+        ids: Tensor | None = None,
     ) -> Tensor:
         """Let every token look at what the plan allows it.
 
         Args:
             x: (B, T, C), or (N, C) for a paged plan.
             rotary: angles of the tokens' positions (`gpt.rotary.rotary_table`), or None.
+            ids: (B, T) or (N,) of the tokens; only value embeddings read them.
 
         Returns:
             The same shape as x.
         """
         q, k, v = self.project(x, rotary)
+        if self.values is not None:
+            assert ids is not None, "tokens have values of their own, so it must be known which"
+            v = self.values(v, ids)
         dropout = self.dropout if self.training else 0.0
-        y = attend(q, k, v, plan, cache, scale=self.scale, dropout=dropout, term=self.term)
+        y = attend(
+            q, k, v, plan, cache,
+            scale=self.scale, dropout=dropout, term=self.term, softcap=self.softcap,
+        )  # fmt: skip
         return self.out(y.flatten(-2))  # type: ignore[no-any-return]  # as every module's call is
 
     def project(self, x: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,6 +110,27 @@ class Attention(nn.Module):
         return q, k, v
 
 
+class ValueEmbedding(nn.Module):
+    """A value that a token has from its id alone, beside the one that the stream makes.
+
+        v_t = W_v x_t + a E[id_t]        E: (V, K * D), a learned, 1 at the start
+
+    A way around the layers below for what a token *is* (Zhou et al., "Value residual learning",
+    arXiv 2410.17897; as tables of their own in modded-nanogpt, 2024). The cache holds the sum, so
+    later steps know nothing of it.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab_size, config.kv_heads * config.head_width)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, v: Tensor, ids: Tensor) -> Tensor:
+        """(..., K, D) values of the tokens `ids` (...)."""
+        own = self.embed(ids).to(v.dtype).view(v.shape)
+        return torch.addcmul(v, own, self.scale.to(v.dtype))
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -106,6 +141,7 @@ def attend(
     scale: float,
     dropout: float = 0.0,
     term: ScoreTerm | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Mix values by how well queries match keys. The only place that picks a kernel.
 
@@ -115,6 +151,7 @@ def attend(
         scale: multiplies the scores.
         dropout: probability of dropping a weight.
         term: is added to the scores, before the mask.
+        softcap: scaled scores are kept within it by a tanh, before the term is added.
 
     Returns:
         (..., H, D), like q.
@@ -126,7 +163,7 @@ def attend(
     for group in plan.groups:
         if cache is not None and _in_place(q, group, cache, dropout):
             y = q.new_empty(q.shape) if y is None else y
-            _read_in_place(q, group, cache, y, scale, term)
+            _read_in_place(q, group, cache, y, scale, term, softcap)
             continue
         shape = (group.b, group.t, H, D)
         queries = _rows(q, group).reshape(shape).transpose(1, 2)  # (b, H, t, D)
@@ -137,8 +174,8 @@ def attend(
             values = _rows(v, group).reshape(group.b, group.s, -1, D).transpose(1, 2)
         dtype = torch.float32 if native.widens(q) else q.dtype
         queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
-        part = _kernel(queries, keys, values, group, scale, dropout, term).transpose(1, 2)
-        part = part.to(q.dtype)
+        part = _kernel(queries, keys, values, group, scale, dropout, term, softcap)
+        part = part.transpose(1, 2).to(q.dtype)
         if len(plan.groups) == 1 and group.rows is None:
             return part.reshape(q.shape)
         assert group.rows is not None, "several groups must say which rows are theirs"
@@ -157,7 +194,13 @@ def _in_place(q: Tensor, group: Group, cache: LayerCache, dropout: float) -> boo
 
 
 def _read_in_place(
-    q: Tensor, group: Group, cache: LayerCache, y: Tensor, scale: float, term: ScoreTerm | None
+    q: Tensor,
+    group: Group,
+    cache: LayerCache,
+    y: Tensor,
+    scale: float,
+    term: ScoreTerm | None,
+    softcap: float | None,
 ) -> None:
     """Attention of single tokens, written into their rows of y."""
     kernels, bias = native.current(), group.bias
@@ -165,7 +208,9 @@ def _read_in_place(
     if term is not None and bias is None:
         queries = _rows(q, group).unsqueeze(2)  # (b, H, 1, D)
         bias = group.hide(term(queries * scale, group.q_pos, group.k_pos))
-    kernels.attend(q, cache.keys, cache.values, y, group, cache.page_size, scale, bias)
+    kernels.attend(
+        q, cache.keys, cache.values, y, group, cache.page_size, scale, bias, softcap or 0.0
+    )
 
 
 def _rows(x: Tensor, group: Group) -> Tensor:
@@ -181,11 +226,12 @@ def _kernel(
     scale: float,
     dropout: float,
     term: ScoreTerm | None,
+    softcap: float | None,
 ) -> Tensor:
     """(b, H, t, D) queries against (b, K, s, D) keys, by the fastest exact route for the shape."""
     causal, mask = group.causal, group.mask
     if group.blocks is not None and dropout == 0:
-        extra = Extra(term, group.q_pos, group.k_pos, group.first_key)
+        extra = Extra(term, group.q_pos, group.k_pos, group.first_key, softcap)
         found: Tensor = block_sparse_attention(q, k, v, group.blocks, scale, extra)
         return found
     if term is not None:
@@ -205,7 +251,13 @@ def _kernel(
         short = -group.t % FIXED_QUERIES
         q, mask = F.pad(q, (0, 0, 0, short)), F.pad(mask, (0, 0, 0, short), value=1)
     elif group.t == 1 and q.device.type == "cpu" and dropout == 0 and not causal:
-        return _one_query(q, k, v, mask, scale)
+        return _one_query(q, k, v, mask, scale, softcap)
+    if softcap is not None:
+        found = capped_attention(
+            q, k, v,
+            scale=scale, cap=softcap, mask=mask, causal=causal, dropout=dropout, fixed=group.fixed,
+        )  # fmt: skip
+        return found[:, :, : group.t]
     found = F.scaled_dot_product_attention(
         q, k, v,
         attn_mask=None if causal else mask,
@@ -226,7 +278,9 @@ def bias_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32) if device == "cpu" else x.dtype
 
 
-def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _one_query(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
     """A single query per sequence as two small matrix products.
 
     The fused CPU kernel works in tiles of queries and wastes nearly all of each on one query; query
@@ -238,6 +292,8 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     heads = q.view(b, K, H // K, D).transpose(0, 1)  # (K, b, G, D)
     keys, values = k.transpose(0, 1), v.transpose(0, 1)  # (K, b, s, D)
     scores = (heads @ keys.transpose(-1, -2)) * scale  # (K, b, G, s)
+    if softcap is not None:
+        scores = cap_scores(scores, softcap)
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask[:, 0], float("-inf"))  # mask: (b, 1, 1, s)
     elif mask is not None:  # (b or 1, H, 1, s)

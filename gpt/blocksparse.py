@@ -12,9 +12,10 @@ it is computed again from the saved log-sum-exp L = m + log l, and with D = sum(
     dq = scale * dS k     dk = scale * dS^T q     dv = P^T dout
 
 Everything is counted in powers of two (S is multiplied by log2 e, and exp is `exp2`), which torch
-computes in half the time. Heads that share a key head are rows of one product, so keys are never
-repeated. bfloat16 and float16 are computed in float32: a score rounded to bfloat16 is off by more
-than the probabilities that come of it are worth.
+computes in half the time. A soft-cap (`gpt.softcap`) makes c tanh(s / c) of scaled scores s ahead
+of the term, and dq and dk take its slope, 1 - tanh**2, besides. Heads that share a key head are
+rows of one product, so keys are never repeated. bfloat16 and float16 are computed in float32: a
+score rounded to bfloat16 is off by more than the probabilities that come of it are worth.
 """
 
 from __future__ import annotations
@@ -78,7 +79,6 @@ class _BlockSparse(torch.autograd.Function):
             for piece in pieces:
                 q, k, v = q_rows.at(piece), all_k.at(piece), all_v.at(piece)
                 square = room.of(share.stop - share.start, piece)
-                work.hide(square, piece)
                 P = _scores(work, square, q, k, piece, share, scale)
                 if piece.row is not None:
                     P.sub_(torch.amax(P, -1, keepdim=True, out=tops.at(piece))).exp2_()
@@ -118,21 +118,26 @@ class _BlockSparse(torch.autograd.Function):
                 less = lses.at(piece)
                 if piece.row is None:
                     less = less.view(*slope.split.shape[:-1], 1)
-                work.hide(square, piece, less)
-                P = _scores(work, square, q, k, piece, share, scale).exp2_()
+                P = _scores(work, square, q, k, piece, share, scale, less, slope).exp2_()
+                # Of the cap, while the room is still the slope's.
+                bent = None if work.extra.cap is None else slope.flat.square().neg_().add_(1)
                 dv.add_product(piece, square.turned, do)
                 dS = slope.flat.copy_(shares.at(piece))
                 dS.baddbmm_(do, v.transpose(1, 2)).mul_(P)
+                of_term = None
+                if work.extra.term is not None:
+                    of_term, *found = _term_gradients(work, piece, share, q * scale, dS, tables)
+                    for table, part in zip(d_tables, found, strict=True):
+                        table.add_(part)
+                if bent is not None:
+                    dS.mul_(bent)
                 dk.add_product(piece, slope.turned, q, alpha=scale)
                 if piece.row is not None:
                     dq = dq_rows.at(piece).baddbmm_(dS, k, beta=0, alpha=scale)
                 else:
                     dq = torch.bmm(dS, k).mul_(scale)
-                if work.extra.term is not None:
-                    found = _term_gradients(work, piece, share, q * scale, dS, tables)
-                    dq.add_(found[0], alpha=scale)
-                    for table, part in zip(d_tables, found[1:], strict=True):
-                        table.add_(part)
+                if of_term is not None:
+                    dq.add_(of_term, alpha=scale)
                 if piece.row is None:
                     dq_rows.put(piece, dq)
         q_type, k_type, v_type = ctx.dtypes
@@ -144,10 +149,31 @@ class _BlockSparse(torch.autograd.Function):
 
 
 def _scores(
-    work: Work, square: Square, q: Tensor, k: Tensor, piece: Piece, share: slice, scale: float
+    work: Work,
+    square: Square,
+    q: Tensor,
+    k: Tensor,
+    piece: Piece,
+    share: slice,
+    scale: float,
+    less: Tensor | None = None,
+    slope: Square | None = None,
 ) -> Tensor:
-    """log2 e times the piece's scores, added to what is in the square."""
-    square.flat.baddbmm_(q, k.transpose(1, 2), alpha=scale * LOG2E)
+    """log2 e times the piece's scores minus `less`, -inf where a query may not look.
+
+    Args:
+        slope: room for the tanh of scores that are capped; None: nobody asks for it.
+    """
+    cap = work.extra.cap
+    if cap is None:
+        work.hide(square, piece, less)
+        square.flat.baddbmm_(q, k.transpose(1, 2), alpha=scale * LOG2E)
+    else:
+        into = (square if slope is None else slope).flat
+        bent = torch.bmm(q, k.transpose(1, 2), out=into).mul_(scale / cap).tanh_()
+        capped = bent.mul(cap * LOG2E)
+        work.hide(square, piece, less)
+        square.flat.add_(capped)
     work.add_extra(square, q, piece, share, scale, LOG2E)
     return square.flat
 

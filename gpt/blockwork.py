@@ -32,12 +32,14 @@ class Extra:
         term: added to the scores.
         q_pos, k_pos: (b|1, t) positions, as the term understands them.
         first_key: (b, t) no query may see a key before this one: where its document begins.
+        cap: scaled scores become cap * tanh(scores / cap) before the term is added.
     """
 
     term: ScoreTerm | None = None
     q_pos: Tensor | None = None
     k_pos: Tensor | None = None
     first_key: Tensor | None = None
+    cap: float | None = None
 
     @property
     def tables(self) -> tuple[Tensor, ...]:

@@ -6,6 +6,10 @@ sequence holds only what it fills, and which pages it holds is a list of numbers
 
     keys[layer]   (K, n_pages * page_size, D)      slot = page * page_size + place in the page
 
+Short convolutions have a state beside them (`gpt.conv`), in pages of its own:
+
+    state[layer]  (2, n_pages * m, C)              slot = page * m + place in the page, modulo m
+
 Layers that remember the same are a group with a pool of pages of its own (`gpt.cachespec`), so a
 page of a group is a page in each of its layers; which pages a layer reads is its plan's to say.
 
@@ -31,11 +35,13 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's keys and values: (K, slots, D) each."""
+    """One layer's keys and values: (K, slots, D) each; and the state of its convolutions ahead of
+    attention and MLP, (2, slots, C), if it has any."""
 
     keys: Tensor
     values: Tensor
     page_size: int
+    state: Tensor | None = None
 
     def write(self, k: Tensor, v: Tensor, plan: LayerPlan) -> None:
         """Store the new tokens' keys and values, (N, K, D) each, in the plan's slots."""
@@ -110,8 +116,15 @@ class KVCache:
                 config.kv_heads, slots, config.head_width, dtype=dtype, device=device
             )
 
+        def state() -> Tensor | None:
+            if not self.spec.conv_width:
+                return None
+            slots = self.n_pages[-1] * self.spec.groups[-1].page_tokens(page_size)
+            return torch.zeros(2, slots, config.d_model, dtype=dtype, device=device)
+
         self._layers = [
-            LayerCache(pool(layer), pool(layer), page_size) for layer in range(config.n_layer)
+            LayerCache(pool(layer), pool(layer), page_size, state())
+            for layer in range(config.n_layer)
         ]
 
     def layer(self, index: int) -> LayerCache:
@@ -123,21 +136,27 @@ class KVCache:
         may go together: nothing is padded (`gpt.native`)."""
         return native.serves(self._layers[0].keys)
 
+    def paged(self, group: int) -> list[Tensor]:
+        """All that a group holds, page by page: views (K or 2, n_pages, numbers)."""
+        spec = self.spec.groups[group]
+        found: list[Tensor] = []
+        for layer in spec.layers:
+            held = self._layers[layer]
+            pools = (held.state,) if spec.conv_width else (held.keys, held.values)
+            found += [
+                pool.view(len(pool), self.n_pages[group], -1) for pool in pools if pool is not None
+            ]
+        return found
+
     @torch.inference_mode()
     def broken(self, pages: Seq[Seq[int]]) -> list[set[int]]:
         """Which of the pages of each group hold, in any layer, a number that is not finite."""
         found: list[set[int]] = []
-        for group, wanted in zip(self.spec.groups, pages, strict=True):
-            held = [self._layers[layer] for layer in group.layers]
-            index = torch.tensor(wanted, dtype=torch.long, device=held[0].keys.device)
+        for group, wanted in enumerate(pages):
+            held = self.paged(group)
+            index = torch.tensor(wanted, dtype=torch.long, device=held[0].device)
             # What is not finite stays so in any sum.
-            sums = torch.stack(
-                [
-                    layer.paged(pool).index_select(1, index).sum((0, 2))
-                    for layer in held
-                    for pool in (layer.keys, layer.values)
-                ]
-            )
+            sums = torch.stack([pool.index_select(1, index).sum((0, 2)) for pool in held])
             fine = sums.isfinite().all(0).tolist() if wanted else []
             found.append({page for page, good in zip(wanted, fine, strict=True) if not good})
         return found

@@ -68,6 +68,16 @@ GROUPS: dict[str, dict[str, Command]] = {
             "train a model on text (fit), or measure one (validate, test)",
             ("train fit --config shakespeare-tiny",),
         ),
+        "sweep": Command(
+            "gpt.training.sweep:main",
+            "train one config with several values of its settings, over several seeds",
+            ("sweep shakespeare-tiny --set model.optimizer.lr=1e-3,3e-3 --seeds 3",),
+        ),
+        "size": Command(
+            "gpt.dial:main",
+            "derive a model, its learning rates, batch and token budget from its depth",
+            ("size 4 6 8",),
+        ),
         "eval": Command(
             "gpt.evaluate:main",
             "measure how well a model predicts any text",
@@ -126,7 +136,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "bench": Command(
             "gpt.bench.command:main",
-            "measure the attention patterns, and what models remember, on this machine",
+            "measure attention patterns, what models remember, and a server under load",
             ("bench attention --lengths 512,1024",),
         ),
         "completion": Command(

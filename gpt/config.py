@@ -23,6 +23,8 @@ Norm = Literal["rmsnorm", "layernorm"]
 NormPlace = Literal["pre", "post"]
 MLPKind = Literal["gelu", "gelu-exact", "swiglu", "relu2"]
 
+MOST_CONV_WIDTH = 64
+
 _SCALINGS = ("linear", "ntk", "yarn", "llama3")
 _READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
     "relative_distance": ("position", ("relative",)),
@@ -95,7 +97,16 @@ class GPTConfig:
         tie_embeddings: the output head is the embedding matrix (Press & Wolf, arXiv 1608.05859).
         qk_norm: RMS-normalise queries and keys per head (Henry et al., arXiv 2010.04245).
         attn_scale: multiplies the scores. None: 1 / sqrt(head_dim). See `gpt.attention` for why.
+        attn_softcap: scaled scores become `c * tanh(scores / c)` before a position scheme's term
+            and the mask (Gemma 2, arXiv 2408.00118). None: unbounded.
+        value_embeddings: in every second layer, the last one among them, each token's value gets a
+            learned vector of its id besides (`gpt.attention.ValueEmbedding`).
+        conv_width: tokens that a short causal convolution mixes, channel by channel, ahead of each
+            attention and each MLP, the token itself among them (`gpt.conv`). 0: there is none.
         residual_scale: multiplies what each branch adds to the stream.
+        residual_scalars: each block first multiplies the stream by a learned number, 1 at first.
+        x0_scalars: each block adds the stream as it entered the first block, times a learned
+            number, 0 at first (both: Jordan et al., modded-nanogpt, 2024).
         logit_softcap: logits become `c * tanh(logits / c)`. None: unbounded.
         dropout: probability of dropping a unit of the embedding and of each branch's output.
         attn_dropout: probability of dropping an attention weight. On CPU anything above 0 leaves
@@ -103,6 +114,8 @@ class GPTConfig:
             sparse pattern for a mask of the whole square.
         init_std: standard deviation of the initial weights; projections into the stream get
             init_std / sqrt(2 * n_layer), as in GPT-2.
+        zero_init: those projections begin at 0 instead, so that every block passes the stream on
+            unchanged at first (Fixup, arXiv 1901.09321; ReZero, arXiv 2003.04887).
     """
 
     vocab_size: int = 0
@@ -138,11 +151,17 @@ class GPTConfig:
     tie_embeddings: bool = True
     qk_norm: bool = True
     attn_scale: float | None = None
+    attn_softcap: float | None = None
+    value_embeddings: bool = False
+    conv_width: int = 0
     residual_scale: float = 1.0
+    residual_scalars: bool = False
+    x0_scalars: bool = False
     logit_softcap: float | None = None
     dropout: float = 0.0
     attn_dropout: float = 0.0
     init_std: float = 0.02
+    zero_init: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigError that names the field, its value and what is allowed."""
@@ -183,12 +202,16 @@ class GPTConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} is {value}, but must be a finite number above 0")
-        for name in ("attn_scale", "logit_softcap"):
+        for name in ("attn_scale", "attn_softcap", "logit_softcap"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(
                     f"{name} is {value}, but must be a finite number above 0 (or null)"
                 )
+        if self.conv_width not in (0, *range(2, MOST_CONV_WIDTH + 1)):
+            raise ConfigError(
+                f"conv_width is {self.conv_width}, but must be 0 (none) or 2 to {MOST_CONV_WIDTH}"
+            )
         self._check_positions()
         if not self.patterns or len(self.patterns) > self.n_layer:
             raise ConfigError(
@@ -299,6 +322,10 @@ class GPTConfig:
         if self.d_ff is not None:
             return self.d_ff
         return -(-8 * self.d_model // 3 // 32) * 32 if self.mlp == "swiglu" else 4 * self.d_model
+
+    def has_value_embedding(self, layer: int) -> bool:
+        """Whether tokens have values of their own in layer `layer`, counted from 0."""
+        return self.value_embeddings and (self.n_layer - 1 - layer) % 2 == 0
 
     @property
     def has_qkv_bias(self) -> bool:

@@ -84,7 +84,11 @@ def prove(model: GPT) -> None:
     def run(cache: KVCache, *pieces: tuple[int, int, list[list[int]]]) -> Tensor:
         chunks = [Chunk(start, end - start, tables) for start, end, tables in pieces]
         plan = AttentionPlan.paged(
-            chunks, page_size=PAGE_SIZE, pattern=cache.spec.patterns, fixed=True
+            chunks,
+            page_size=PAGE_SIZE,
+            pattern=cache.spec.patterns,
+            fixed=True,
+            conv_width=cache.spec.conv_width,
         )
         tokens = torch.cat([ids[start:end] for start, end, _ in pieces])
         logits: Tensor = model(tokens, plan, cache)

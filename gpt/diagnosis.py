@@ -129,7 +129,11 @@ def _watch(block: Block, into: dict[str, Tensor]) -> list[Any]:
         call = dict(zip(("x", "rotary", "plan"), given, strict=False)) | named
         q, k, _v = attn.project(call["x"], call["rotary"])
         with torch.autocast(q.device.type, enabled=False):
-            into.update(head_statistics(q, k, call["plan"], scale=attn.scale, term=attn.term))
+            into.update(
+                head_statistics(
+                    q, k, call["plan"], scale=attn.scale, term=attn.term, softcap=attn.softcap
+                )
+            )
 
     def before_out(_: nn.Module, given: tuple[Tensor]) -> None:
         with torch.autocast(given[0].device.type, enabled=False):
@@ -174,7 +178,13 @@ def _head_rms(attn: Attention, y: Tensor) -> Tensor:
 
 
 def head_statistics(
-    q: Tensor, k: Tensor, plan: LayerPlan, *, scale: float, term: ScoreTerm | None = None
+    q: Tensor,
+    k: Tensor,
+    plan: LayerPlan,
+    *,
+    scale: float,
+    term: ScoreTerm | None = None,
+    softcap: float | None = None,
 ) -> dict[str, Tensor]:
     """Entropy, sharpness and largest score of each head, as `LayerReport` names them.
 
@@ -182,13 +192,13 @@ def head_statistics(
         q: (..., H, D), the leading shape holding the plan's tokens in order.
         k: (..., K, D) of the same tokens: there is no cache.
         plan: who may look at whom.
-        term: is added to the scores, as in `gpt.attention.attend`.
+        term, softcap: of the scores, as in `gpt.attention.attend`.
 
     Returns:
         (H,) each.
     """
     sums = _Sums(q.shape[-2], q.device)
-    for look in looks(q, k, plan, scale=scale, term=term):
+    for look in looks(q, k, plan, scale=scale, term=term, softcap=softcap):
         sums.add(look)
     return sums.means()
 

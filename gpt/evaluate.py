@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.arguments import CommandParser, examples
+from gpt.arguments import CommandParser, add_machine_arguments, examples
 from gpt.errors import CheckpointError, ConfigError, DataError, TokenizerError
 
 if TYPE_CHECKING:
@@ -82,26 +82,15 @@ def build_parser(prog: str) -> CommandParser:
         help="blocks at once; does not change the result (default: 32)",
     )  # fmt: skip
     group.add_argument("--json", action="store_true", help="print one JSON object")
-    group = parser.add_argument_group("machine")
-    group.add_argument(
-        "--device", default="cpu", help="where to run: cpu, cuda, mps (default: cpu)"
-    )
-    group.add_argument(
-        "--dtype", default="float32", choices=["float32", "bfloat16", "float64"],
-        help="precision of the weights (default: float32)",
-    )  # fmt: skip
-    group.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads (default: torch's own)"
-    )
+    add_machine_arguments(parser, precision_of="the weights")
     return parser
 
 
 def main(argv: list[str], prog: str = "antiphon eval") -> int:
     parser = build_parser(prog)
     args = parser.parse_args(argv)
-    for flag, value in [("--batch-size", args.batch_size), ("--threads", args.threads)]:
-        if value is not None and value < 1:
-            parser.error(f"{flag} is {value}, but must be at least 1")
+    if args.batch_size < 1:
+        parser.error(f"--batch-size is {args.batch_size}, but must be at least 1")
 
     import torch  # after the arguments are known to be good: this takes seconds
 
@@ -231,7 +220,7 @@ def evaluate(
                 plan = None
                 if document_borders:
                     plan = AttentionPlan.packed(ids, eot=eot, pattern=model.pattern)
-                tally.add(model(ids, plan), targets)
+                tally.add(model(ids, plan, targets=targets, each=True), targets)
                 bar.update()
     counts = [prepared.meta["splits"][name] for name in splits]
     return Evaluation(

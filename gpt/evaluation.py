@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100
-"""A target that counts for nothing; the default `ignore_index` of torch's cross-entropy."""
+from gpt.loss import IGNORE
+
+__all__ = ["IGNORE", "Evaluation", "Tally", "describe"]
 
 _UNIT = 2.0**24
 """Nats are added up as whole numbers of 2**-24. Sums of whole numbers have no order: the result is
@@ -95,16 +95,13 @@ class Tally:
     def nats(self) -> float:
         return math.nan if self._broken else self._units / _UNIT
 
-    def add(self, logits: Tensor, targets: Tensor) -> None:
+    def add(self, nats: Tensor, targets: Tensor) -> None:
         """Count a batch.
 
         Args:
-            logits: (B, T, V), any float type.
+            nats: (B, T) of each target, as `GPT.forward` gives them.
             targets: (B, T) int64; IGNORE counts for nothing.
         """
-        nats = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none"
-        )
         # On the host and in float64: a block's few hundred numbers are added exactly enough.
         rows = nats.view_as(targets).cpu().double().sum(-1)  # (B,)
         if bool(rows.isfinite().all()):

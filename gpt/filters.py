@@ -139,23 +139,35 @@ def mask(logits: Tensor, rows: Seq[Masked]) -> Tensor:
         (M, V) with -inf there: `logits` itself if no row has a mask.
     """
     V, device = logits.shape[-1], logits.device
-    out = logits
-    for i, row in enumerate(rows):
-        allowed, words = row.params.allowed_tokens, row.bitmask
-        if allowed is None and words is None and not row.banned:
-            continue
-        if out is logits:
-            out = logits.clone()
-        if allowed is not None:
-            ids = torch.tensor(allowed, device=device)
-            kept = out[i, ids]
-            out[i].fill_(-torch.inf)
-            out[i, ids] = kept
-        if words is not None:
-            bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:V].astype(bool)
-            out[i].masked_fill_(~torch.from_numpy(bits).to(device), -torch.inf)
-        if row.banned:
-            out[i, torch.tensor([*row.banned], device=device)] = -torch.inf
+    only = [(i, row.params.allowed_tokens) for i, row in enumerate(rows)]
+    allowed = [(i, tokens) for i, tokens in only if tokens is not None]
+    bitmasks = [(i, row.bitmask) for i, row in enumerate(rows)]
+    words = [(i, bits) for i, bits in bitmasks if bits is not None]
+    banned = [i * V + token for i, row in enumerate(rows) for token in row.banned]
+    if not (allowed or words or banned):
+        return logits
+
+    def places(found: list[int]) -> Tensor:
+        return torch.tensor(found, dtype=torch.long, device=device)
+
+    out = logits.clone(memory_format=torch.contiguous_format)
+    flat = out.view(-1)
+    if allowed:
+        where = places([i * V + token for i, tokens in allowed for token in tokens])
+        kept = flat[where]
+        out.index_fill_(0, places([i for i, _ in allowed]), -torch.inf)
+        flat.index_copy_(0, where, kept)
+    if words:
+        packed = np.stack([bits for _, bits in words]).view(np.uint8)
+        bits = np.unpackbits(packed, axis=1, count=V, bitorder="little")
+        hidden = torch.from_numpy(bits).to(device) == 0
+        if len(words) == len(rows):
+            out.masked_fill_(hidden, -torch.inf)
+        else:
+            at = places([i for i, _ in words])
+            out.index_copy_(0, at, out[at].masked_fill(hidden, -torch.inf))
+    if banned:
+        flat.index_fill_(0, places(banned), -torch.inf)
     return out
 
 

@@ -2,10 +2,10 @@
 
 The convention is that of MFU, "model FLOPs utilization" (Chowdhery et al., PaLM, arXiv 2204.02311,
 appendix B): a multiplication and its addition are two FLOPs, and only matrix products count: every
-linear layer, the head included, and the two products of attention (scores, and the mix of values).
-Norms, activations, softmax, look-ups and the optimizer are left out. A backward pass takes twice
-the forward: each product has one for either operand. What is computed again to save memory does
-not count.
+linear layer, the head included, the short convolutions, and the two products of attention (scores,
+and the mix of values). Norms, activations, softmax, look-ups and the optimizer are left out. A
+backward pass takes twice the forward: each product has one for either operand. What is computed
+again to save memory does not count.
 
 One thing differs from PaLM's formula, to our disadvantage: attention counts the keys that a token
 may look at, half of the full square for the causal pattern, since the other half is never needed.
@@ -66,11 +66,12 @@ def flops_per_token(config: GPTConfig, length: int | None = None) -> Flops:
     out = heads * D * C
     # SwiGLU's gate is one more matrix of the width of the first.
     mlp = (3 if config.mlp == "swiglu" else 2) * C * config.mlp_width
+    convolutions = 2 * C * config.conv_width
     # Relative keys: each query with the key of each distance.
     distances = config.relative_distance + 1 if config.position == "relative" else 0
     scores_and_mix = 2 * heads * D * mean_keys(config, length)
     return Flops(
-        blocks=2.0 * config.n_layer * (qkv + out + mlp + distances * heads * D),
+        blocks=2.0 * config.n_layer * (qkv + out + mlp + convolutions + distances * heads * D),
         attention=2.0 * config.n_layer * scores_and_mix,
         head=2.0 * C * config.vocab_size,
     )

@@ -5,11 +5,13 @@
              the loss's backward    gradients, if they accumulate + kept + logits' gradients
              a layer computed again gradients + layers' inputs + one layer whole
              evaluation             gradients + logits
+             a step of Muon         gradients + five times the matrices it works on
 
 **Weights, gradients** and the two means of AdamW are as many numbers as the model has parameters,
 in float32 unless the run is `bf16-true`. The gradients of a step live until the next backward
 begins. With LoRA only the adapters have gradients and means, a hundredth of that; what is kept of
 the forward is a little less than the formula says, since frozen norms need no input of their own.
+Muon keeps one mean of its matrices' gradients.
 
 **Kept** is what autograd keeps of the forward for the backward. In units of (batch × block) tokens,
 with C = d_model, F = d_ff, q = n_head · head_dim, k = n_kv_head · head_dim, one layer keeps
@@ -23,11 +25,14 @@ layers keep two bytes a number and the norms four. Around the layers there is th
 float32, a probability per word of the vocabulary. A pattern that runs by block rows keeps float32
 copies of queries, keys, values and what comes out; a masked one a float mask of block × block a
 layer, `alibi` one of n_head · block × block in all (block rows need none), `relative` below 512
-tokens the weights of every head and sequence. Mixed precision keeps a bf16 copy of each matrix.
-With activation checkpointing a layer keeps only its input, and is whole one at a time.
+tokens the weights of every head and sequence, `attn_softcap` those and the tanh. Mixed precision
+keeps a bf16 copy of each matrix. With activation checkpointing a layer keeps only its input, and is
+whole one at a time.
 
 **Logits** come in float32 once forward, and twice backward beside the probabilities kept: for small
-models with large vocabularies they are most of it.
+models with large vocabularies they are most of it. From a size on (`gpt.shares`) there is only a
+share of them, no probability is kept, and instead the gradients of the stream and of the head's
+matrix are made in the forward and kept to the backward.
 
 **Slack**: what comes and goes each step leaves holes. The live tensors were within 3 % of the
 formula on models of 1 to 14 M parameters; the process held 0.4 of what comes and goes besides, and
@@ -43,11 +48,14 @@ from dataclasses import dataclass
 
 from gpt.config import GPTConfig
 from gpt.patterns import Pattern, parse_patterns
+from gpt.shares import in_shares, share_tokens
 from gpt.size import matrix_count, parameter_count
 
 LIBRARIES = 550 * 2**20
 """What Python, torch and Lightning take themselves, with holes; a CUDA context takes as much."""
 CPU_SLACK, GPU_SLACK = 0.4, 0.15
+MUON_AT_ONCE = 2**26
+"""Numbers of the matrices that Muon works on at a time: bounds the memory of a step."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,9 @@ class Training:
         average: whether a running average of the weights is kept.
         block_size: tokens of a block; None: the model's context.
         adapters: numbers that are trained beside frozen weights (`gpt.lora`); None: all are.
+        muon: whether Muon trains the matrices of the blocks, which keeps one number for each, not
+            two, and works on some of them at a time.
+        device: kind of it, which says how large a share of the logits is (`gpt.shares`).
     """
 
     batch_size: int
@@ -73,6 +84,8 @@ class Training:
     average: bool = False
     block_size: int | None = None
     adapters: int | None = None
+    muon: bool = False
+    device: str = "cpu"
 
     @property
     def trained_bytes(self) -> int:
@@ -140,9 +153,19 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
     kept = kept_bytes(config, training) + copies
     forward = V * (exact if word == exact else word + exact)  # a float32 copy of half logits
     seen = (training.eval_batch_size or training.batch_size) * config.block_size
+    backward = tokens * V * 2 * exact
+    at_once = share_tokens(V, training.device)
+    if in_shares(tokens, V, training.device):
+        # Logits and their exponentials; the backward pass multiplies what is there by a number.
+        tokens_at_once, backward = min(tokens, at_once), V * config.d_model * exact
+        forward += V * exact
+    else:
+        tokens_at_once = tokens
+    if in_shares(seen, V, training.device):
+        seen = min(seen, at_once)
     phases = [
-        (gradients, kept, tokens * forward),
-        (gradients if training.accumulate > 1 else 0, kept, tokens * V * 2 * exact),
+        (gradients, kept, tokens_at_once * forward),
+        (gradients if training.accumulate > 1 else 0, kept, backward),
         (gradients, 0, seen * V * (word + exact)),
     ]
     if training.checkpointing:
@@ -150,10 +173,13 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
         inputs = config.n_layer * tokens * _stream_bytes(config, training)
         inputs += _shared_bytes(config, training)
         phases.append((gradients, inputs + whole + copies, 0))
+    by_muon = matrix_count(config) - V * config.d_model if training.muon else 0
+    if training.muon:  # updates, and the buffers of the iteration
+        phases.append((gradients, 5 * training.exact_bytes * min(by_muon, MUON_AT_ONCE), 0))
     largest = max(phases, key=sum)
     return Footprint(
         weights=training.weight_bytes * n + (0 if training.adapters is None else trained),
-        optimizer=2 * trained,
+        optimizer=2 * trained - training.weight_bytes * by_muon,
         average=4 * trained // training.trained_bytes if training.average else 0,
         gradients=largest[0],
         activations=largest[1],
@@ -170,13 +196,15 @@ def kept_bytes(config: GPTConfig, training: Training) -> int:
         layers = config.n_layer * tokens * _stream_bytes(config, training)
     else:
         layers = sum(_layers(config, training))
-    around = config.vocab_size * exact
+    shares = in_shares(tokens, config.vocab_size, training.device)
+    around = 0 if shares else config.vocab_size * exact
     around += _norm_bytes(config, training) if config.norm_place == "pre" else C * word
-    if config.logit_softcap is not None:
+    if config.logit_softcap is not None and not shares:
         around += config.vocab_size * word
     if config.dropout:
         around += C * word
-    return layers + _shared_bytes(config, training) + tokens * around
+    head = exact * C * config.vocab_size + tokens * _stream_bytes(config, training) if shares else 0
+    return layers + _shared_bytes(config, training) + tokens * around + head
 
 
 def _layers(config: GPTConfig, training: Training) -> list[int]:
@@ -203,6 +231,10 @@ def _layer_bytes(config: GPTConfig, training: Training) -> int:
         total += exact * (queries + keys) * (1 if word == exact else 2)
     if config.dropout:
         total += 2 * word * config.d_model
+    if config.residual_scalars:
+        total += _stream_bytes(config, training)
+    if config.conv_width:  # what goes into each of the two, padded, and what comes out
+        total += 4 * _stream_bytes(config, training)
     if config.attn_dropout:  # the plain kernel: scores, weights, and what was dropped
         total += 3 * exact * config.n_head * config.block_size
     return total
@@ -236,6 +268,14 @@ def _pattern_bytes(config: GPTConfig, training: Training, pattern: Pattern) -> i
             instead += word * (queries + 2 * keys)
         return tokens * (copies - instead)
     plain = pattern.causal_until >= config.block_size
+    if config.attn_softcap is not None and not config.attn_dropout:
+        # Two products: tanh and weights of the square, and queries, keys and values by heads.
+        scores = config.n_head * config.block_size * (2 * exact + (word if word < exact else 0))
+        held = config.qk_norm and word == exact
+        copies = word * keys - (0 if held else word * (queries + 2 * keys))
+        if config.position != "rotary" and not config.qk_norm:
+            copies += word * (queries + keys)
+        return tokens * (scores + copies - exact * config.n_head) + square
     if config.position == "relative":
         # The plain kernel: scaled copies of what goes in, distances as int64, the mask, weights.
         weights = 0 if config.attn_dropout else exact * config.n_head * config.block_size
@@ -250,7 +290,7 @@ def _by_rows(config: GPTConfig, pattern: Pattern) -> bool:
     if config.block_size < 512 or config.attn_dropout:
         return False
     if pattern.causal_until >= config.block_size:
-        return config.position == "relative"
+        return config.position == "relative" or config.attn_softcap is not None
     # Blocks are a bit coarser than pairs.
     return pattern.pairs(config.block_size) < 0.45 * config.block_size**2
 

@@ -17,7 +17,7 @@ from gpt.errors import ConfigError
 from gpt.flops import flops_per_token
 from gpt.footprint import CPU_SLACK, GPU_SLACK, LIBRARIES, Footprint, Training, footprint
 from gpt.machine import Memory, gpu_memory, host_memory
-from gpt.size import BYTES, kv_bytes_per_token, parameter_count, parts
+from gpt.size import BYTES, kv_bytes_per_token, parameter_count, parts, state_bytes
 from gpt.subject import Subject, find
 
 PRECISIONS = ["32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-true"]
@@ -29,6 +29,8 @@ PRECISIONS = ["32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true", "64-t
 def describe(subject: Subject, memory: Memory, gpu: bool) -> dict[str, Any]:
     """Everything as plain data: counts, FLOPs and bytes."""
     config, training = subject.config, subject.training
+    if gpu:
+        training = dataclasses.replace(training, device="cuda")
     flops = flops_per_token(config)
     need = footprint(config, training, slack=GPU_SLACK if gpu else CPU_SLACK)
     n = parameter_count(config)
@@ -53,6 +55,7 @@ def describe(subject: Subject, memory: Memory, gpu: bool) -> dict[str, Any]:
         "kv_bytes": {
             "per_token": per_token,
             "full_context": {name: b * config.block_size for name, b in per_token.items()},
+            "convolutions": {name: state_bytes(config, name) for name in per_token},
         },
         "weight_bytes": {name: n * BYTES[name] for name in ("float32", "bfloat16")},
         "training": {
@@ -70,6 +73,8 @@ def describe(subject: Subject, memory: Memory, gpu: bool) -> dict[str, Any]:
 def text(subject: Subject, memory: Memory, gpu: bool) -> str:
     """The same as a page for people."""
     config, training = subject.config, subject.training
+    if gpu:
+        training = dataclasses.replace(training, device="cuda")
     flops = flops_per_token(config)
     heads = f"{config.n_head} heads of {config.head_width}"
     if config.kv_heads != config.n_head:
@@ -106,6 +111,9 @@ def text(subject: Subject, memory: Memory, gpu: bool) -> str:
         ("KV, full context", kv_bytes_per_token(config, "bfloat16") // 2 * config.block_size),
     ):
         lines.append(f"  {label:16} {size(4 * count):>9}   {size(2 * count):>9}")
+    if config.conv_width:
+        both = (size(state_bytes(config, name)) for name in ("float32", "bfloat16"))
+        lines.append("  {:16} {:>9}   {:>9}".format("convolutions", *both))
     return "\n".join([*lines, "", *_memory_table(config, training, memory, gpu)])
 
 

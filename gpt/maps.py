@@ -21,6 +21,7 @@ from gpt.attention import Attention
 from gpt.model import GPT
 from gpt.plan import Group, LayerPlan
 from gpt.positions import ScoreTerm
+from gpt.softcap import cap_scores
 
 SCORES_AT_ONCE = 2**22
 """Numbers of the score matrix that exist at one time: 16 MiB."""
@@ -35,7 +36,7 @@ class Looks:
         first: the first of them.
         index: (c,) all of them, one after another.
         sight: (b or 1, 1, c, s) bool, whether a query may look at a key.
-        scores: (b, H, c, s) scaled, with the position scheme's term, before the mask.
+        scores: (b, H, c, s) scaled, capped, with the position scheme's term, before the mask.
         weights: (b, H, c, s) their softmax within sight.
     """
 
@@ -48,7 +49,13 @@ class Looks:
 
 
 def looks(
-    q: Tensor, k: Tensor, plan: LayerPlan, *, scale: float, term: ScoreTerm | None = None
+    q: Tensor,
+    k: Tensor,
+    plan: LayerPlan,
+    *,
+    scale: float,
+    term: ScoreTerm | None = None,
+    softcap: float | None = None,
 ) -> Iterator[Looks]:
     """The weights of all queries, group by group and a few at a time, in float32.
 
@@ -56,7 +63,7 @@ def looks(
         q: (..., H, D), the leading shape holding the plan's tokens in order.
         k: (..., K, D) of the same tokens: there is no cache.
         plan: who may look at whom.
-        scale, term: of the scores, as in `gpt.attention.attend`.
+        scale, term, softcap: of the scores, as in `gpt.attention.attend`.
     """
     H, D = q.shape[-2:]
     K = k.shape[-2]
@@ -71,6 +78,8 @@ def looks(
             index = torch.arange(first, min(first + at_once, group.t), device=q.device)
             few = queries[:, :, :, index] * scale
             scores = (few @ keys).flatten(1, 2)  # (b, H, c, s)
+            if softcap is not None:
+                scores = cap_scores(scores, softcap)
             if term is not None:
                 scores = scores + term(few.flatten(1, 2), group.q_pos[:, index], group.k_pos)
             sight = group.sight(index)
@@ -112,7 +121,8 @@ def _before_attention(
     q, k, _ = attn.project(call["x"], call["rotary"])  # (1, T, H, D)
     T, H = q.shape[1:3]
     found = torch.zeros(H, T, T, device=q.device)
-    for look in looks(q, k, call["plan"], scale=attn.scale, term=attn.term):
+    seen = looks(q, k, call["plan"], scale=attn.scale, term=attn.term, softcap=attn.softcap)
+    for look in seen:
         group = look.group
         rows = torch.arange(T, device=q.device) if group.rows is None else group.rows
         # A group's sequences are parts of the one text, which do not see each other.

@@ -6,6 +6,8 @@ Radford et al., "Language models are unsupervised multitask learners", 2019, wit
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from gpt.attention import Attention, bias_dtype
 from gpt.cache import KVCache, LayerCache
 from gpt.config import GPTConfig
+from gpt.conv import ShiftPlan, ShortConv
 from gpt.errors import ConfigError
+from gpt.loss import cap, token_nats, total_nats
 from gpt.norms import make_norm
 from gpt.patterns import parse_patterns
 from gpt.plan import AttentionPlan, LayerPlan
@@ -27,6 +31,9 @@ linear in the length. Measured on CPU, 8 heads of 64, forward and backward: a le
 against 92 ms at 512 tokens and 808 against 2,229 at 2,048, where the fused kernel has no gradient
 for it; ALiBi 172 against 197 at 1,024 and as long at 2,048, without its (H, T, T) numbers. (On a
 GPU the fused kernel takes a fixed term in its stride.)"""
+
+SOFTCAP_BY_ROWS = 512
+"""The same for scores that are capped, which no fused kernel does."""
 
 
 class MLP(nn.Module):
@@ -52,16 +59,36 @@ class MLP(nn.Module):
         return self.down(h)  # type: ignore[no-any-return]
 
 
+class Tokens(NamedTuple):
+    """What blocks are told of the tokens besides the stream.
+
+    Attributes:
+        ids: (B, T) or (N,) int64.
+        positions: of each: (T,), (B, T) or (N,).
+        shift: where convolutions find the inputs of earlier tokens in the cache, if there is one.
+        x0: the stream as it entered the first block, if blocks ask for it.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    shift: ShiftPlan | None = None
+    x0: Tensor | None = None
+
+
 class Block(nn.Module):
     """Attention, then MLP, each a branch that adds to the residual stream."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         self.pre = config.norm_place == "pre"
         self.scale = config.residual_scale
+        self.stream_scale = nn.Parameter(torch.ones(1)) if config.residual_scalars else None
+        self.x0_scale = nn.Parameter(torch.zeros(1)) if config.x0_scalars else None
         self.norm_attn = make_norm(config)
-        self.attn = Attention(config)
+        self.conv_attn = ShortConv(config) if config.conv_width else None
+        self.attn = Attention(config, layer)
         self.norm_mlp = make_norm(config)
+        self.conv_mlp = ShortConv(config) if config.conv_width else None
         self.mlp = MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
@@ -71,17 +98,33 @@ class Block(nn.Module):
         rotary: RotaryTable | None,
         plan: LayerPlan,
         cache: LayerCache | None,
+        tokens: Tokens,
     ) -> Tensor:
-        if self.pre:
-            x = self.add(x, self.attn(self.norm_attn(x), rotary, plan, cache))
-            return self.add(x, self.mlp(self.norm_mlp(x)))
-        x = self.norm_attn(self.add(x, self.attn(x, rotary, plan, cache)))
-        return self.norm_mlp(self.add(x, self.mlp(x)))  # type: ignore[no-any-return]
+        if self.stream_scale is not None:
+            x = x * self.stream_scale.to(x.dtype)
+        if self.x0_scale is not None and tokens.x0 is not None:
+            x = torch.addcmul(x, tokens.x0, self.x0_scale.to(x.dtype))
+        h = self.norm_attn(x) if self.pre else x
+        if self.conv_attn is not None:
+            h = self.conv_attn(h, tokens.positions, tokens.shift, _state(cache, 0))
+        x = self.add(x, self.attn(h, rotary, plan, cache, tokens.ids))
+        if not self.pre:
+            x = self.norm_attn(x)
+        h = self.norm_mlp(x) if self.pre else x
+        if self.conv_mlp is not None:
+            h = self.conv_mlp(h, tokens.positions, tokens.shift, _state(cache, 1))
+        x = self.add(x, self.mlp(h))
+        return x if self.pre else self.norm_mlp(x)
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         # A decode step is short enough for a call that does nothing to count.
         branch = self.drop(branch) if self.training else branch
         return torch.add(x, branch, alpha=self.scale)
+
+
+def _state(cache: LayerCache | None, which: int) -> Tensor | None:
+    """(slots, C) of a block's convolution ahead of its attention (0) or its MLP (1)."""
+    return None if cache is None or cache.state is None else cache.state[which]
 
 
 class GPT(nn.Module):
@@ -106,7 +149,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.embed_pos = LearnedPositions(config) if config.position == "learned" else None
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.n_layer))
         # With norms after each branch the stream leaves the last block normalised already.
         self.norm = make_norm(config) if config.norm_place == "pre" else nn.Identity()
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
@@ -117,30 +160,50 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """Normal weights, zero biases. The 2 * n_layer branches add up in the stream, so the matrix
-        that ends each starts 1/sqrt(2 * n_layer) smaller, to keep the sum's variance (GPT-2)."""
+        that ends each starts 1/sqrt(2 * n_layer) smaller, to keep the sum's variance (GPT-2), or
+        at 0 if the architecture says so. Convolutions and scalars are left as they were made."""
         std = self.config.init_std
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 ends_branch = name.endswith(("attn.out", "mlp.down"))
                 scale = (2 * self.config.n_layer) ** -0.5 if ends_branch else 1.0
+                if ends_branch and self.config.zero_init:
+                    scale = 0.0
                 nn.init.normal_(module.weight, std=std * scale)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
 
     def forward(
-        self, ids: Tensor, plan: AttentionPlan | None = None, cache: KVCache | None = None
+        self,
+        ids: Tensor,
+        plan: AttentionPlan | None = None,
+        cache: KVCache | None = None,
+        targets: Tensor | None = None,
+        *,
+        each: bool = False,
     ) -> Tensor:
-        """Logits of the next token.
+        """Logits of the next token, or what they say of the tokens that come next.
 
         Args:
             ids: (B, T) int64 whole sequences, or (N,) tokens of a paged plan.
             plan: who may look at whom; None: B whole sequences under the model's own pattern.
             cache: earlier keys and values, read and extended in place; None: there are none.
+            targets: (B, T) int64, the next tokens; `gpt.loss.IGNORE` counts for nothing.
+            each: whether the nats of each target are wanted, not their sum.
 
         Returns:
-            (B, T, V), or (M, V) for the rows in `plan.logit_rows`.
+            (B, T, V), or (M, V) for the rows in `plan.logit_rows`. With targets their negative
+            log-likelihood, () or (B, T); of a large vocabulary no more than a share of the logits
+            exists at a time then (`gpt.loss`).
         """
-        return self.logits(self.hidden(ids, plan, cache), plan)
+        x = self.hidden(ids, plan, cache)
+        if targets is None:
+            return self.logits(x, plan)
+        nats = token_nats if each else total_nats
+        found = nats(
+            x.flatten(0, -2), self.head.weight, targets.flatten(), softcap=self.config.logit_softcap
+        )
+        return found.view(targets.shape) if each else found
 
     def hidden(
         self, ids: Tensor, plan: AttentionPlan | None = None, cache: KVCache | None = None
@@ -151,6 +214,10 @@ class GPT(nn.Module):
             if self.config.block_size < T:
                 raise ValueError(f"{T} tokens, but the context holds {self.config.block_size}")
             plan = AttentionPlan.dense(B, T, pattern=self.pattern, device=ids.device)
+        if cache is not None and self.config.conv_width and plan.shift is None:
+            raise ValueError("the plan was made without conv_width, but the model has convolutions")
+        if self.config.attn_softcap is not None:
+            plan = plan.by_block_rows(SOFTCAP_BY_ROWS)
         x = self.embed(ids)  # (..., C)
         rotary = None
         if self.config.position == "rotary":
@@ -168,22 +235,21 @@ class GPT(nn.Module):
             alibi, dtype = Alibi(self.config.n_head), bias_dtype(x)
             plan = plan.with_bias(lambda q_pos, k_pos: alibi.bias(q_pos, k_pos, dtype))
         x = self.drop(x)
+        tokens = Tokens(ids, plan.positions, plan.shift, x if self.config.x0_scalars else None)
         recompute = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):
             if recompute:  # Chen et al., arXiv 1604.06174; dropout draws the same numbers again
-                x = checkpoint(block, x, rotary, plan.layer(i), None, use_reentrant=False)
+                x = checkpoint(block, x, rotary, plan.layer(i), None, tokens, use_reentrant=False)
             else:
-                x = block(x, rotary, plan.layer(i), None if cache is None else cache.layer(i))
+                own = None if cache is None else cache.layer(i)
+                x = block(x, rotary, plan.layer(i), own, tokens)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def logits(self, x: Tensor, plan: AttentionPlan | None = None) -> Tensor:
         """Scores over the vocabulary for the stream x, or for the plan's `logit_rows` of it."""
         if plan is not None and plan.logit_rows is not None:
             x = x[plan.logit_rows]
-        logits: Tensor = self.head(x)
-        if self.config.logit_softcap is not None:
-            logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
-        return logits
+        return cap(self.head(x), self.config.logit_softcap)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -41,7 +41,8 @@ class Chunk:
         start: position of the first; everything before it is in the cache already.
         length: how many.
         tables: the sequence's block table in each group of layers that remember the same (in the
-            order of `LayerPatterns.memories`); each covers at least `start + length` positions.
+            order of `LayerPatterns.memories`), and last that of the state, if the model has
+            convolutions (`gpt.conv`); each covers at least `start + length` positions.
     """
 
     start: int

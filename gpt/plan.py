@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from gpt.blocks import block_plan, sparse_plan
+from gpt.conv import ShiftPlan, shift_plan
 from gpt.groups import Group, LayerPlan
 from gpt.paged import Chunk, paged_plans
 from gpt.patterns import Causal, LayerPatterns, Pattern
@@ -51,12 +52,14 @@ class AttentionPlan:
     kinds: one plan for each distinct pattern.
     layer_kinds: which of them each layer takes; repeats if there are more layers.
     logit_rows: (M,) the tokens whose logits are wanted; None: all of them.
+    shift: of a paged plan, where short convolutions find the inputs of earlier tokens.
     """
 
     positions: Tensor
     kinds: tuple[LayerPlan, ...]
     layer_kinds: tuple[int, ...] = (0,)
     logit_rows: Tensor | None = None
+    shift: ShiftPlan | None = None
 
     def layer(self, index: int) -> LayerPlan:
         """The plan of layer `index`, counted from 0."""
@@ -165,6 +168,7 @@ class AttentionPlan:
         logit_rows: Seq[int] | None = None,
         fixed: bool = False,
         in_place: bool = False,
+        conv_width: int = 0,
     ) -> AttentionPlan:
         """Chunks of sequences whose earlier tokens are in the cache: serving (`gpt.paged`).
 
@@ -173,18 +177,17 @@ class AttentionPlan:
             fixed: attention adds up in an order that follows from positions alone
                 (`gpt.deterministic`).
             in_place: single tokens read their keys where they lie (`KVCache.read_in_place`).
+            conv_width: of the model's convolutions, whose state the last of a chunk's tables is of.
         """
         if not isinstance(pattern, LayerPatterns):
             pattern = LayerPatterns((pattern,))
         positions, kinds = paged_plans(chunks, page_size, pattern, device, fixed, in_place)
-        return cls(
-            positions,
-            kinds,
-            pattern.layer_kinds,
-            None
-            if logit_rows is None
-            else torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        )
+        rows, shift = None, None
+        if logit_rows is not None:
+            rows = torch.tensor(logit_rows, dtype=torch.int64, device=device)
+        if conv_width:
+            shift = shift_plan(chunks, len(pattern.memories), conv_width, page_size, device)
+        return cls(positions, kinds, pattern.layer_kinds, rows, shift)
 
 
 def _kinds(pattern: Pattern | LayerPatterns) -> tuple[tuple[Pattern, ...], tuple[int, ...]]:

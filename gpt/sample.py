@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpt.arguments import CommandParser, examples
+from gpt.arguments import CommandParser, add_machine_arguments, examples
 from gpt.errors import PromptError
 from gpt.settings import add_sampling_arguments, sampling_params
 from gpt.stream import FinishReason
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["add_sampling_arguments", "build_parser", "main", "read_prompt", "sampling_params"]
 
 MAX_SAMPLES = 100_000
-MAX_THREADS = 1024
 MAX_BATCH_SIZE = 4096
 
 EXAMPLES = examples(
@@ -114,18 +113,7 @@ def build_parser(prog: str) -> CommandParser:
         "--batch-size", type=int, default=32, metavar="N",
         help="texts made side by side (default: 32)",
     )  # fmt: skip
-    group = parser.add_argument_group("machine")
-    group.add_argument(
-        "--device", default="cpu", help="where to run: cpu, cuda, mps (default: cpu)"
-    )
-    group.add_argument(
-        "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float64"],
-        help="precision of weights and cache (default: auto: bfloat16 where it is measured to be "
-        "faster, which large models gain from, else float32)",
-    )  # fmt: skip
-    group.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads (default: torch's own)"
-    )
+    add_machine_arguments(parser, measures=True)
     return parser
 
 
@@ -134,7 +122,6 @@ def check(parser: CommandParser, args: argparse.Namespace) -> None:
     for flag, value, most in [
         ("--num-samples", args.num_samples, MAX_SAMPLES),
         ("--batch-size", args.batch_size, MAX_BATCH_SIZE),
-        ("--threads", args.threads, MAX_THREADS),
     ]:
         if value is not None and not 1 <= value <= most:
             parser.error(f"{flag} is {value}, but must be 1 to {most}")

@@ -49,6 +49,9 @@ def parts(config: GPTConfig) -> list[Part]:
     ]
     if config.position == "relative":
         found.append(Part("relative keys", (config.relative_distance + 1, D), L))
+    if config.value_embeddings:
+        own = sum(config.has_value_embedding(layer) for layer in range(L))
+        found += [Part("value embeddings", (V, keys), own), Part("value scalars", (1,), own)]
     if config.qk_norm:
         found.append(Part("query and key norms", (D,), 2 * L))
     if config.mlp == "swiglu":
@@ -59,6 +62,11 @@ def parts(config: GPTConfig) -> list[Part]:
     biases += (inner + C) * config.has_mlp_bias
     if biases:
         found.append(Part("biases", (biases,), L))
+    if config.conv_width:
+        found.append(Part("convolutions", (C, 1, config.conv_width), 2 * L))
+    scalars = config.residual_scalars + config.x0_scalars
+    if scalars:
+        found.append(Part("stream scalars", (1,), scalars * L))
     final = 1 if config.norm_place == "pre" else 0
     found.append(Part("norms", (C,), 2 * L + final))
     if config.norm == "layernorm" and config.bias:
@@ -84,7 +92,12 @@ def kv_bytes_per_token(config: GPTConfig, dtype: str) -> int:
     return 2 * config.n_layer * config.kv_heads * config.head_width * BYTES[dtype]
 
 
+def state_bytes(config: GPTConfig, dtype: str) -> int:
+    """Bytes that convolutions hold of a text, however long it is."""
+    return 2 * config.n_layer * config.d_model * max(0, config.conv_width - 1) * BYTES[dtype]
+
+
 def kv_bytes(config: GPTConfig, dtype: str, length: int) -> int:
     """Bytes that the keys and values of a text of `length` tokens take: a layer holds what it
-    remembers of it."""
+    remembers of it, and of convolutions the last few inputs."""
     return CacheSpec.of(config).text_bytes(length, BYTES[dtype])

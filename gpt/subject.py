@@ -136,6 +136,7 @@ def _config_file(path: Path) -> Subject:
         average=bool(optimizer.get("ema_decay")),
         block_size=_number(data, "block_size", 0) or None,
         adapters=adapters,
+        muon=optimizer.get("kind") == "muon" and adapters is None,
     )
     if data.get("source"):
         facts["text"] = shown(data["source"])

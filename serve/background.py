@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from serve.life import Listener
+from serve.settings import ListenSettings
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
 
 
 class BackgroundServer:
-    """A context manager: inside it the engine answers on `target`, a free port of this machine.
+    """A context manager: inside it the engine answers on `target`, by default a free port of this
+    machine.
 
     Args:
         engine: not yet started; the server starts and stops it. None: health says NOT_SERVING, as
             while a model is being loaded.
+        settings: of the network.
 
     Attributes:
         target: `host:port`, for `serve.client.Client`.
@@ -28,9 +31,9 @@ class BackgroundServer:
         listener: what listens there, once it does.
     """
 
-    def __init__(self, engine: Engine | None, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, engine: Engine | None, settings: ListenSettings | None = None) -> None:
         self._engine = engine
-        self._address = (host, port)
+        self._settings = settings or ListenSettings()
         self._ready: Future[str] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="antiphon-server", daemon=True
@@ -55,7 +58,7 @@ class BackgroundServer:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
-            self.listener = Listener(*self._address)
+            self.listener = Listener(self._settings)
             await self.listener.start()
             if self._engine is not None:
                 self._engine.start()

@@ -14,7 +14,6 @@ from gpt.chat.command import build_parser, find_template, talk, talk_here
 from gpt.chat.session import Bit
 from gpt.errors import UserError
 from gpt.params import Made, SamplingParams, TokenLogprob
-from gpt.sample import MAX_THREADS
 from gpt.settings import sampling_params
 from gpt.stream import FinishReason
 from serve.client import Client, Delta
@@ -30,8 +29,6 @@ def main(argv: list[str], prog: str = "antiphon chat") -> int:
     """
     parser = build_parser(prog)
     args = parser.parse_args(argv)
-    if args.threads is not None and not 1 <= args.threads <= MAX_THREADS:
-        parser.error(f"--threads is {args.threads}, but must be 1 to {MAX_THREADS}")
     if args.save is not None and Path(args.save).expanduser().exists():
         parser.error(f"--save is {args.save}, which exists; give the name of a new file")
     params = sampling_params(args)

@@ -11,22 +11,20 @@ import contextlib
 import csv
 import json
 import os
-import queue
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpt.arguments import CommandParser, examples
-from gpt.errors import ServerError, UserError
+from gpt.errors import UserError
 from gpt.params import SamplingParams
 from gpt.signals import ended_by_signals
+from serve.child import child, serving, stop
 
 if TYPE_CHECKING:
     from gpt.checkpoint import LoadedModel
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
 NAME = "demo"
 STEPS = 4
 SEED = 7
-START_SECONDS = 120.0
-STOP_SECONDS = 30.0
 INDENT = "      "
 
 
@@ -162,79 +158,19 @@ def _suggest(model: Path, prompt: str) -> None:
 
 
 @contextlib.contextmanager
-def _child(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """An `antiphon` command in a process of its own, which does not outlive the block."""
+def _child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """An `antiphon` command, which is shown first."""
     _say(f"$ {_command(*arguments)}")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gpt", *arguments],
-        stdin=subprocess.DEVNULL,
-        text=True,
-        encoding="utf-8",
-        **options,
-    )
-    try:
+    with child(*arguments) as process:
         yield process
-    finally:
-        _stop(process)
-
-
-def _stop(process: subprocess.Popen[str]) -> int:
-    """End a process with SIGTERM, or by force if it will not; returns its exit status."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except BaseException as error:
-            process.kill()
-            process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-    return process.wait()
 
 
 @contextlib.contextmanager
 def served(model: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server on a free port of this machine; gives the process and its address."""
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
-        _child("serve", str(model), "--port", "0", stdout=subprocess.PIPE, stderr=log) as process,
-    ):
-        lines: queue.Queue[str | None] = queue.Queue()
-        assert process.stdout is not None
-        # Read to the end, or a server that says more would one day block on a full pipe.
-        reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
-        reader.start()
-        try:
-            yield process, _ready(lines)
-        except UserError:
-            _stop(process)
-            log.seek(0)
-            sys.stderr.write(log.read())  # its side of the story
-            raise
-
-
-def _read(source: Iterable[str], lines: queue.Queue[str | None]) -> None:
-    for line in source:
-        lines.put(line)
-    lines.put(None)
-
-
-def _ready(lines: queue.Queue[str | None]) -> str:
-    """Wait for the line `serving NAME on HOST:PORT` and return the address in it.
-
-    Raises:
-        ServerError: it did not come.
-    """
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise ServerError(f"the server was not ready within {START_SECONDS:.0f} s") from None
-        if line is None:
-            raise ServerError("the server ended before it was ready; its message stands above")
-        if line.startswith("serving ") and " on " in line:
-            return line.rsplit(" on ", 1)[1].strip()
+    _say(f"$ {_command('serve', str(model), '--port', '0')}")
+    with serving(str(model)) as found:
+        yield found
 
 
 # --- The steps ------------------------------------------------------------------------------------
@@ -356,6 +292,6 @@ def serve_and_call(
             )
         _say("the greedy text is, to the letter, what the local sampler writes (float32)")
         client.close()
-        if status := _stop(process):
+        if status := stop(process):
             raise DemoError(f"the server ended with status {status} after SIGTERM; it should be 0")
         _say("the server has let go of its port and ended with status 0")

@@ -1,6 +1,6 @@
 """Engine: the one thread that owns torch. Schedule, step, hand out what was made; nothing else.
 
-    submit ──▶ Scheduler ──▶ work ──▶ gpt.generate.step ──▶ TextStream ──▶ Reply (event loop)
+    submit ──▶ Scheduler ──▶ work ──▶ gpt.generate.step ──▶ serve.held ──▶ Reply (event loop)
                    ▲                          │
                    └──── finish, preempt ◀────┘
 
@@ -9,6 +9,7 @@ The scheduler is guarded by a lock that is never held during a step, so `submit`
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -16,10 +17,8 @@ import math
 import secrets
 import threading
 import time
-from asyncio import AbstractEventLoop
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -27,10 +26,9 @@ import torch
 from gpt.cache import PAGE_SIZE, KVCache
 from gpt.generate import PREFILL_CHUNK, Model, step, text_of
 from gpt.pages import CachePages
-from gpt.params import NO_TOKEN, NOT_FINITE, SCORED, Made, SamplingParams
+from gpt.params import NOT_FINITE, Made, SamplingParams
 from gpt.sequence import Sequence
 from gpt.starter import Starter
-from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
 from serve.asked import Asked
 from serve.faults import (
@@ -39,16 +37,10 @@ from serve.faults import (
     StuckError,
     is_out_of_memory,
 )
+from serve.held import Event, Held, emit
 from serve.memory import size_pool
-from serve.reply import (
-    EngineStoppedError,
-    ImpossibleError,
-    Reply,
-    Scored,
-    ScoreReply,
-    TextReply,
-)
-from serve.results import Delta, Finish, ModelInfo, TokenScore, token_score
+from serve.reply import EngineStoppedError, Reply, ScoreReply, TextReply
+from serve.results import ModelInfo
 from serve.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -58,36 +50,6 @@ class ServedModel(Model, Protocol):
     """What serving needs of a model; `gpt.model.GPT` is one."""
 
     def num_params(self) -> int: ...
-
-
-@dataclass(eq=False)
-class _Request:
-    """A sequence and where what it gives goes. Times are of `time.monotonic`."""
-
-    sequence: Sequence
-    text: TextStream
-    reply: Reply
-    arrived: float
-    ends_by: float = math.inf
-    started: float = 0.0
-    first_token: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Event:
-    """What a step made for one request; `end` when that was the last."""
-
-    request: _Request
-    delta: Delta | None = None
-    end: Finish | Scored | Exception | None = None
-    prompt_scores: list[TokenScore] = field(default_factory=list)
-
-
-def _deliver(events: list[_Event]) -> None:
-    for event in events:
-        if event.prompt_scores and isinstance(event.request.reply, TextReply):
-            event.request.reply.prompt_scores = event.prompt_scores
-        event.request.reply.deliver(event.delta, event.end)
 
 
 class Engine:
@@ -163,8 +125,10 @@ class Engine:
             max_waiting_tokens=max_waiting_tokens,
             prefill_chunk=prefill_chunk,
         )
-        self._requests: dict[Sequence, _Request] = {}
+        self._held: dict[Sequence, Held] = {}
         self._cancelled: list[Sequence] = []
+        self._departures = 0
+        self._awaiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._stopping = False
         self._suspect = False  # a step has failed, and it is not known whether by its requests
         self._rounds = 0
@@ -204,8 +168,8 @@ class Engine:
         """
         self._stopping = True
         # Whoever is stuck may hold the lock. A copy of a dict's values needs none.
-        left = list(self._requests.values())
-        self._emit([_Event(request, end=told) for request in left])
+        left = list(self._held.values())
+        emit(Event(held, end=told) for held in left)
         self._settle(StuckError(reason))
 
     @property
@@ -251,9 +215,10 @@ class Engine:
         time_limit: float | None = None,
     ) -> None:
         now = time.monotonic()
-        requests = [
-            _Request(
+        held = [
+            Held(
                 sequence,
+                self.tokenizer,
                 text_of(sequence, self.tokenizer, before),
                 reply,
                 now,
@@ -265,7 +230,7 @@ class Engine:
             if self._stopping or self.ended.done():
                 raise EngineStoppedError("the server is shutting down")
             self._scheduler.add(sequences, now)
-            self._requests.update(zip(sequences, requests, strict=True))
+            self._held.update(zip(sequences, held, strict=True))
             self._wake.notify()
 
     @property
@@ -308,6 +273,26 @@ class Engine:
         return self._scheduler.capacity
 
     @property
+    def departures(self) -> int:
+        """How many sequences have left since the start."""
+        return self._departures
+
+    async def departure(self, seen: int) -> bool:
+        """Wait until more than `seen` have left, or the engine has ended; False, at once, if nobody
+        is held who could."""
+        loop = asyncio.get_running_loop()
+        left: asyncio.Future[None] = loop.create_future()
+        with self._wake:
+            if self._departures != seen or self.ended.done():
+                return True
+            if not self._held:
+                return False
+            self._awaiting.append((loop, left))
+        if not self.ended.done():  # else it may have ended, which takes no lock, just before that
+            await left
+        return True
+
+    @property
     def pages_used(self) -> int:
         """Pages of the cache that sequences hold now, over all groups of layers."""
         with self._wake:
@@ -321,7 +306,7 @@ class Engine:
 
     def _cancel(self, sequences: list[Sequence]) -> None:
         with self._wake:
-            held = [sequence for sequence in sequences if sequence in self._requests]
+            held = [sequence for sequence in sequences if sequence in self._held]
             if held:
                 self._cancelled.extend(held)
                 self._wake.notify()
@@ -330,13 +315,8 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while (found := self._next_work()) is not None:
-                work, overdue = found
-                self._emit(overdue)
-                if work:
-                    self._emit(self._step(work))
-                if self._suspect:
-                    self._prove()
+            while self.turn():
+                pass
         except BaseException as error:
             # Not one request's fault but the engine's own; whoever watches `ended` must know.
             log.critical("the engine failed", exc_info=True)
@@ -344,7 +324,21 @@ class Engine:
         else:
             self._end(EngineStoppedError("the server shut down before the text was complete"))
 
-    def _next_work(self) -> tuple[list[tuple[Sequence, int]], list[_Event]] | None:
+    def turn(self) -> bool:
+        """Wait for work, run a step of it, and hand out what it made; False: the engine is to end.
+        For the engine's thread, or for one that drives an engine which was not started."""
+        found = self._next_work()
+        if found is None:
+            return False
+        work, overdue = found
+        emit(overdue)
+        if work:
+            emit(self._step(work))
+        if self._suspect:
+            self._prove()
+        return True
+
+    def _next_work(self) -> tuple[list[tuple[Sequence, int]], list[Event]] | None:
         """Wait until there is work, or a text whose time is over. None: the engine is to end."""
         with self._wake:
             while not self._stopping:
@@ -354,31 +348,25 @@ class Engine:
                     self._forget(sequence)
                 self._cancelled.clear()
                 now = time.monotonic()
-                overdue = [
-                    self._overdue(r, now) for r in self._requests.values() if now > r.ends_by
-                ]
-                for event in overdue:
-                    self._forget(event.request.sequence)
+                late = [held for held in self._held.values() if now > held.ends_by]
+                overdue = [held.time_is_over(now) for held in late]
+                for held in late:
+                    self._forget(held.sequence)
                 work = self._scheduler.schedule()
                 if self._check_every_step or not work:
                     self._scheduler.check_integrity()
                 if work or overdue:
                     for sequence, _ in work:
-                        request = self._requests[sequence]
-                        request.started = request.started or now
+                        held = self._held[sequence]
+                        if held.started is None:
+                            held.started = now
                     return work, overdue
                 self._idle = True
                 self._wake.wait()
             self._idle = True
             return None
 
-    def _overdue(self, request: _Request, now: float) -> _Event:
-        """The end of a text for which no more time is given."""
-        text = request.text.close(FinishReason.TIME_LIMIT)
-        delta = Delta(text, [], choice=request.sequence.choice) if text else None
-        return _Event(request, delta, self._finish(request, now))
-
-    def _step(self, work: list[tuple[Sequence, int]]) -> list[_Event]:
+    def _step(self, work: list[tuple[Sequence, int]]) -> list[Event]:
         """Run the work and return what it made. Requests that are over hold nothing any more."""
         try:
             results = self._run_model(work)
@@ -391,16 +379,16 @@ class Engine:
                     "the server had no memory left for a step that ran this request; try again "
                     "later, or ask for fewer tokens"
                 )
-            events = [_Event(self._requests[sequence], end=failed) for sequence, _ in work]
+            events = [Event(self._held[sequence], end=failed) for sequence, _ in work]
         else:
             self._publish(work, results)
             now = time.monotonic()
             events = [
-                self._take(self._requests[sequence], made, now)
+                self._held[sequence].take(made, now)
                 for (sequence, _), made in zip(work, results, strict=True)
                 if made is not None
             ]
-        self._close([event.request for event in events if event.end is not None])
+        self._close([event.held for event in events if event.end is not None])
         return events
 
     def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
@@ -444,90 +432,30 @@ class Engine:
                 pages.release(sequence)
         self._suspect = False
 
-    def _take(self, request: _Request, made: Made, now: float) -> _Event:
-        """What a step made for a request, as its reply wants it."""
-        sequence = request.sequence
-        if made.token == NOT_FINITE:
-            log.error("request %s: its logits are not finite", request.reply.request_id)
-            reason = "the model's logits for this request are not finite numbers"
-            return _Event(request, end=GenerationFailedError(reason))
-        if made.token == NO_TOKEN:
-            constraint = sequence.params.constraint
-            name = "allowed_tokens" if constraint is None else constraint.kind
-            reason = (
-                f"after {sequence.output_len} tokens the model gives no chance to anything that "
-                "may come next, or its vocabulary lacks it; allow other texts"
-            )
-            return _Event(request, end=ImpossibleError([(f"spec.{name}", reason)]))
-        request.first_token = request.first_token or now
-        queued, prefill = request.started - request.arrived, request.first_token - request.started
-        if made.token == SCORED:
-            return _Event(request, end=Scored(sequence.scores, queued, prefill))
-        try:
-            text = request.text.push(made.token, last=sequence.full, complete=sequence.complete)
-            prompt = (
-                [token_score(self.tokenizer, made) for made in sequence.scores]
-                if sequence.output_len == 1
-                else []
-            )
-            scores = [] if made.logprob is None else [token_score(self.tokenizer, made)]
-        except BaseException:  # a panic of the tokenizer is no Exception
-            log.exception("request %s: token %d has no text", request.reply.request_id, made.token)
-            return _Event(request, end=GenerationFailedError(f"token {made.token} has no text"))
-        piece = b"" if made.token in sequence.ends else self.tokenizer.token_bytes(made.token)
-        delta = Delta(text, [made.token], scores, [piece], sequence.choice)
-        over = request.text.finish_reason is not None
-        return _Event(request, delta, self._finish(request, now) if over else None, prompt)
-
-    def _finish(self, request: _Request, now: float) -> Finish:
-        """How a text that is over has ended."""
-        sequence, text = request.sequence, request.text
-        assert text.finish_reason is not None
-        # A time limit can come before the first step, or before the first token.
-        started = request.started or now
-        first_token = request.first_token or now
-        return Finish(
-            reason=text.finish_reason.value,
-            matched_stop=text.matched_stop,
-            prompt_tokens=sequence.prompt_len,
-            completion_tokens=sequence.output_len,
-            seed=sequence.params.seed,
-            queue_seconds=started - request.arrived,
-            prefill_seconds=first_token - started,
-            decode_seconds=now - first_token,
-            cached_tokens=sequence.cached,
-            matched_stop_token=text.matched_stop_token,
-            choice=sequence.choice,
-        )
-
-    def _close(self, requests: list[_Request]) -> None:
+    def _close(self, over: list[Held]) -> None:
         with self._wake:
-            for request in requests:
-                self._forget(request.sequence)
+            for held in over:
+                self._forget(held.sequence)
 
     def _forget(self, sequence: Sequence) -> None:
-        if self._requests.pop(sequence, None) is not None:
+        if self._held.pop(sequence, None) is not None:
             self._scheduler.finish(sequence)
+            self._departures += 1
+            self._tell_awaiting()
 
-    def _emit(self, events: list[_Event]) -> None:
-        """One wake-up per event loop and step, however many requests it concerns."""
-        loops: dict[AbstractEventLoop, list[_Event]] = {}
-        for event in events:
-            loops.setdefault(event.request.reply.loop, []).append(event)
-        for loop, batch in loops.items():
-            try:
-                loop.call_soon_threadsafe(_deliver, batch)
-            except RuntimeError:  # the loop is closed: nobody is left to read these
-                for event in batch:
-                    event.request.reply.cancel()
+    def _tell_awaiting(self) -> None:
+        awaiting, self._awaiting = self._awaiting, []
+        for loop, left in awaiting:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
+                loop.call_soon_threadsafe(lambda left=left: left.done() or left.set_result(None))
 
     def _end(self, told: Exception, error: BaseException | None = None) -> None:
         """Tell the requests left, and whoever watches `ended`, whatever else goes wrong."""
         try:
             with self._wake:
                 self._stopping = True
-                left = list(self._requests.values())
-            self._emit([_Event(request, end=told) for request in left])
+                left = list(self._held.values())
+            emit(Event(held, end=told) for held in left)
             if error is None:
                 self._close(left)  # not after a fault: the scheduler may be what is broken
         except BaseException as fault:  # noqa: BLE001 - raised where `ended` is looked at
@@ -541,3 +469,4 @@ class Engine:
                 self.ended.set_result(None)
             else:
                 self.ended.set_exception(error)
+        self._tell_awaiting()

@@ -35,6 +35,7 @@ class Lane:
         self.held = 0
         self.capacity = capacity
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._next_end: asyncio.Future[None] | None = None
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """The function's result.
@@ -54,6 +55,9 @@ class Lane:
 
         def settle(result: T | None, error: BaseException | None) -> None:
             self.held -= 1
+            if self._next_end is not None:
+                self._next_end.set_result(None)
+                self._next_end = None
             if answer.cancelled():
                 return
             if error is None:
@@ -75,3 +79,9 @@ class Lane:
         self.held += 1
         self._executor.submit(work)
         return await answer
+
+    async def one_ends(self) -> None:
+        """Wait until the thread has let go of a function; there must be one."""
+        if self._next_end is None:
+            self._next_end = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next_end)  # several may wait for it, and one may give up

@@ -12,12 +12,14 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -25,24 +27,36 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gpt.errors import ServerError
-from gpt.params import SamplingParams
-from gpt.starter import Starter
-from serve.asked import Asked
+from serve.address import UnixSocket, host_of
+from serve.auth import Authenticate, Keys
 from serve.faults import GenerationFailedError, StuckError, watch
 from serve.health import Health
+from serve.limits import Limits
 from serve.malformed import RefuseMalformed
+from serve.ready import self_check, warm_up
+from serve.reload import follow
 from serve.service import NAME, GenerationService
+from serve.tls import Certificates
 from serve.v1 import generation_pb2_grpc
 
 if TYPE_CHECKING:
     from serve.engine import Engine
     from serve.server import Settings
+    from serve.settings import ListenSettings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_MESSAGE_BYTES = 4 * 2**20
-"""Largest request; a prompt of 500,000 token ids fits."""
+PONG_SECONDS = 20.0
+"""What a client that is pinged gets to answer."""
+
+NEAR = ("127.", "localhost", "::1", "unix:")
+"""Where nothing leaves the machine."""
+
+NEVER_MS = 2**31 - 1
+
+MAX_FILES = 65_536
+"""File descriptors that the process asks for, if it may have so many."""
 
 GOODBYE_SECONDS = 1.0
 """What connections get to close by themselves once no generation is running."""
@@ -58,52 +72,70 @@ LAST_SECONDS = 5.0
 
 
 class Listener:
-    """A bound port with all services on it, not yet serving.
-
-    Args:
-        port: 0 takes a free one.
+    """A bound port, or socket, with all services on it, not yet serving.
 
     Attributes:
+        address: for clients, with the port that was found.
         kept: done, with an exception, if the port was lost and could not be had again.
 
     Raises:
-        ServerError: the port cannot be had.
+        ServerError: the port cannot be had, or certificate and key cannot be used.
+        ConfigError: the API keys cannot be used.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self.service = GenerationService()
+    def __init__(self, settings: ListenSettings) -> None:
+        self.service = GenerationService(settings.max_prompt_bytes)
         self.health = Health(NAME)
-        if host.partition(":")[0] in ("unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6"):
-            # gRPC would take these for other kinds of address, and HOST:PORT for a path.
-            raise ServerError(
-                f"{host!r} is no address to listen on; give a host name or IP address"
+        self._settings = settings
+        self._certificates: Certificates | None = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._certificates = Certificates(
+                settings.tls_cert, settings.tls_key, settings.tls_client_ca
             )
-        self._host = f"[{host}]" if ":" in host else host
-        self._server, bound = self._bind(port)
-        self.address = f"{self._host}:{bound}"
-        self._port = bound
+        self._interceptors: list[grpc.aio.ServerInterceptor] = [RefuseMalformed()]
+        self._keys: Keys | None = None
+        if settings.api_keys_file is not None or settings.api_keys:
+            limits = Limits(settings.key_concurrent, settings.key_per_minute)
+            self._keys = Keys(settings.api_keys_file, settings.api_keys, limits)
+            self._interceptors.insert(0, Authenticate(self._keys))
+            log.info("callers need an API key; there are: %s", ", ".join(self._keys.labels))
+        if self._certificates is None and not settings.host.startswith(NEAR):
+            log.warning("no TLS: texts%s travel in the clear", " and keys" if self._keys else "")
+        self._socket: UnixSocket | None = None
+        if settings.host.startswith("unix:"):
+            path = Path(settings.host.removeprefix("unix:").removeprefix("//"))
+            self._socket = UnixSocket(path, settings.socket_mode)
+            self.address = self._socket.address
+            self._server, _ = self._bind(self.address)
+        else:
+            host = host_of(settings.host)
+            self._server, bound = self._bind(f"{host}:{settings.port}")
+            self.address = f"{host}:{bound}"
+        self._following: list[asyncio.Task[None]] = []
 
-    def _bind(self, port: int) -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server(
-            interceptors=[RefuseMalformed()],
-            options=[
-                ("grpc.so_reuseport", 0),  # else a second server would silently share the port
-                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ],
-        )
+    def _bind(self, address: str) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(interceptors=self._interceptors, options=_options(self._settings))
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
-        names = (NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        if self._settings.reflection:
+            names = (NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
         try:
-            bound = server.add_insecure_port(f"{self._host}:{port}")
+            with self._socket.binding() if self._socket else contextlib.nullcontext():
+                bound = (
+                    server.add_insecure_port(address)
+                    if self._certificates is None
+                    else server.add_secure_port(address, self._certificates.credentials())
+                )
         except RuntimeError:
             bound = 0
         if not bound:
             raise ServerError(
-                f"cannot listen on {self._host}:{port}: the port is taken, or the address is not "
+                f"cannot listen on {address}: the port is taken, or the address is not "
                 "this machine's; stop what uses it, or choose another with --port (0 takes a free "
                 "one)"
+                if self._socket is None
+                else f"cannot listen on {address}; may this user make files there?"
             )
         return server, bound
 
@@ -112,6 +144,9 @@ class Listener:
         asyncio.get_running_loop().set_exception_handler(_unless_no_text)
         await self._server.start()
         self.kept = asyncio.ensure_future(self._keep())
+        for each in (self._certificates, self._keys):
+            if each is not None and each.paths:
+                self._following.append(asyncio.ensure_future(follow(each.paths, each.reload)))
 
     async def _keep(self) -> None:
         """Take the port again if gRPC gives it up. Its loop over calls ends with an exception, and
@@ -125,7 +160,7 @@ class Listener:
                 await self._server.stop(None)
             for attempt in range(REBIND_TRIES):
                 try:
-                    self._server, _ = self._bind(self._port)
+                    self._server, _ = self._bind(self.address)
                     break
                 except ServerError:  # it closes its sockets in its own time
                     if attempt == REBIND_TRIES - 1:
@@ -160,8 +195,11 @@ class Listener:
 
     async def stop(self) -> None:
         """Close the port and all connections."""
-        self.kept.cancel()
+        for task in (self.kept, *self._following):
+            task.cancel()
         await self._server.stop(GOODBYE_SECONDS)
+        if self._socket is not None:
+            self._socket.remove()
 
 
 def _unless_no_text(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -171,23 +209,21 @@ def _unless_no_text(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         loop.default_exception_handler(context)
 
 
-async def warm_up(engine: Engine) -> None:
-    """Run a prompt and a few tokens, so that the first caller does not pay for first uses.
-
-    Raises:
-        ServerError: the model cannot even do that.
-    """
-    params = SamplingParams(max_tokens=2, temperature=0, seed=0)
-    prompt = [engine.tokenizer.start] * min(8, engine.model.config.block_size)
-    starter = Starter(engine.model.config, engine.tokenizer)
-    try:
-        async for _ in engine.submit(Asked([starter.start(prompt, params)])):
-            pass
-    except GenerationFailedError as error:
-        raise ServerError(
-            f"the model failed on its first prompt ({error}); is the checkpoint damaged, or did "
-            "its training diverge?"
-        ) from None
+def _options(settings: ListenSettings) -> list[tuple[str, int]]:
+    """Of the transport, in gRPC's words."""
+    keepalive = int(settings.keepalive_seconds * 1000) or NEVER_MS
+    return [
+        ("grpc.so_reuseport", 0),  # else a second server would silently share the port
+        ("grpc.max_receive_message_length", settings.max_receive_bytes),
+        ("grpc.max_send_message_length", settings.max_send_bytes),
+        ("grpc.keepalive_time_ms", keepalive),
+        ("grpc.keepalive_timeout_ms", int(PONG_SECONDS * 1000)),
+        # gRPC's own policy takes a client that pings more than every five minutes for an attacker,
+        # and one that has no call open, whatever it does.
+        ("grpc.http2.min_ping_interval_without_data_ms", int(settings.min_ping_seconds * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
@@ -217,7 +253,8 @@ def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
 async def _life(settings: Settings, load: Callable[[Settings], Engine]) -> bool:
     """Returns False if it was told to stop while the model was still being loaded."""
     stop = _stop_on_signals()
-    listener = Listener(settings.host, settings.port)
+    _allow_many_connections()
+    listener = Listener(settings)
     await listener.start()
     log.info("listening on %s, loading %s", listener.address, settings.model)
     stopping = asyncio.ensure_future(stop.wait())
@@ -257,8 +294,19 @@ async def _bring_up(settings: Settings, load: Callable[[Settings], Engine]) -> E
     engine = await asyncio.wrap_future(_in_thread(lambda: load(settings)))
     engine.start()
     watch(engine, settings.step_timeout, lambda: _abandon(engine, settings.step_timeout))
-    await warm_up(engine)
+    await self_check(engine)
+    if settings.warmup:
+        await warm_up(engine, settings.max_running)
     return engine
+
+
+def _allow_many_connections() -> None:
+    """Each takes a file descriptor, and many systems give a process 1,024 unless it asks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _abandon(engine: Engine, seconds: float) -> None:

@@ -74,7 +74,7 @@ def size_pool(
         budget: bytes; None takes `DEFAULT_SHARE` of the free memory.
 
     Raises:
-        ServerError: not even one full context fits.
+        ServerError: not even one full context fits, or there is not the memory that was asked for.
     """
     given = budget is not None
     if budget is None:
@@ -105,7 +105,14 @@ def size_pool(
         )
     plain = len(spec.groups) == 1 and spec.memories[0].window is None
     groups = [""] if plain else [str(group) for group in spec.groups]
-    return Pool(n_pages, page_size, page_bytes, groups, budget)
+    pool = Pool(n_pages, page_size, page_bytes, groups, budget)
+    if pool.bytes > (free := free_memory(device)):
+        # The system would promise the memory, and end the process once it is used.
+        raise ServerError(
+            f"the KV cache of {pool.bytes / GIB:.3g} GiB does not fit: {free / GIB:.3g} GiB are "
+            "free; set --kv-cache-gb or --max-running lower"
+        )
+    return pool
 
 
 def _mib(size: float) -> str:

@@ -19,6 +19,10 @@ from serve.asked import MAX_CHOICES, MAX_PRIORITY, Asked
 from serve.v1 import generation_pb2 as pb
 from serve.wire import settings_of
 
+MAX_TEXT_BYTES = 1 << 20
+"""Of a text to tokenize, in UTF-8, unless a server is told otherwise: about two seconds' work in
+the worst case, one word that long."""
+
 
 class InvalidRequestError(UserError):
     """Attributes:
@@ -31,10 +35,17 @@ class InvalidRequestError(UserError):
 
 
 class SequenceReader:
-    """Checks requests against one model. Tokenizing takes time: not for an event loop's thread."""
+    """Checks requests against one model. Tokenizing takes time: not for an event loop's thread.
 
-    def __init__(self, tokenizer: Tokenizer, config: GPTConfig) -> None:
+    Args:
+        max_text_bytes: a longer text is refused unread.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: GPTConfig, max_text_bytes: int = MAX_TEXT_BYTES
+    ) -> None:
         self._tokenizer = tokenizer
+        self._max_text_bytes = max_text_bytes
         self._starter = Starter(config, tokenizer)
         self._longest_token = max(
             len(tokenizer.token_bytes(token)) for token in range(tokenizer.n_vocab)
@@ -131,6 +142,10 @@ class SequenceReader:
             return request.token_ids.ids  # type: ignore[no-any-return]  # copied if it fits
         text: str = request.text
         size = len(text.encode())
+        if size > self._max_text_bytes:
+            raise PromptError(
+                f"the text has {size} bytes, {self._max_text_bytes} are allowed here; shorten it"
+            )
         if size > self.max_prompt_bytes and not endless:
             least = math.ceil(size / self._longest_token)
             raise PromptError(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
-import math
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt.arguments import CommandParser
-from gpt.errors import CheckpointError
+from gpt.arguments import CommandParser, add_machine_arguments, add_switch, number
+from gpt.errors import CheckpointError, ConfigError
+from serve.layers import NOT_SETTINGS, Layered, read, shown, summary
+from serve.settings import ListenSettings, add_listen_arguments
 
 if TYPE_CHECKING:
     from serve.engine import Engine
@@ -21,57 +21,73 @@ EXAMPLES = """\
 examples:
   antiphon serve runs/shakespeare-tiny/model
   antiphon serve runs/shakespeare-tiny/model --port 0 --max-running 8
-  antiphon serve model --host 0.0.0.0 --dtype bfloat16 --kv-cache-gb 2
+  antiphon serve model --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --api-keys-file keys
+  antiphon serve --config serve.yaml --print-config
+  antiphon serve model --host unix:/run/antiphon.sock --dtype bfloat16 --kv-cache-gb 2
 
 Once ready it prints one line, `serving NAME on HOST:PORT`, on standard output; its log goes to
 standard error. Ask it with `antiphon generate --target HOST:PORT --prompt ...`, or from any
 language through protos/serve/v1/generation.proto; reflection and grpc.health.v1 are on.
-SIGTERM or Ctrl-C lets running requests end and exits with 0; a second one exits at once.
+Settings come from flags, variables (ANTIPHON_SERVE_PORT for --port), a YAML file and defaults, in
+this order of precedence. SIGTERM or Ctrl-C lets running requests end and exits with 0; a second
+one exits at once.
 """
 
 
-@dataclass(frozen=True)
-class Settings:
+SECRETS = ("api_keys",)
+"""Settings that are taken from the environment alone: flags and files are seen by too many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(ListenSettings):
     """What `antiphon serve` was told.
 
     Attributes:
         model: model folder, run folder or Lightning checkpoint.
-        port: 0 takes a free one.
+        warmup: run large steps before the first caller comes.
         kv_cache_gb: budget of the KV cache in GiB; None takes a share of the free memory.
         prefix_cache: whether prompts that begin alike are computed once.
         threads: CPU threads of torch; None leaves its own choice.
         max_waiting_tokens: most tokens that waiting requests may have together.
+        prefill_chunk: most prompt tokens of one request in one step.
         drain_seconds: what running requests get after the first signal.
         deterministic: texts do not depend on what else the server does, down to the last bit.
         step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
     """
 
     model: Path
-    host: str
-    port: int
     device: str
     dtype: str
     max_running: int
     max_waiting: int
     max_waiting_tokens: int
+    prefill_chunk: int
     kv_cache_gb: float | None
     prefix_cache: bool
     threads: int | None
     drain_seconds: float
     step_timeout: float
     deterministic: bool
+    warmup: bool
 
 
 def main(argv: list[str], prog: str = "antiphon serve") -> int:
     """Serve a model until told to stop; returns the exit status.
 
     Raises:
-        UserError: no such model, port taken, not enough memory, no such device.
+        UserError: a setting that cannot be used, no such model, port taken, not enough memory, no
+            such device.
     """
-    settings = parse(argv, prog)
+    parser = build_parser(prog)
+    layered = read(parser, argv, os.environ, secrets=SECRETS)
+    if layered.values.get("print_config"):
+        print(shown(parser, layered, SECRETS))
+        return 0
+    settings = _settings(layered)
     if not settings.model.exists():  # found out before torch is imported, which takes seconds
         raise CheckpointError(f"no model at {settings.model}: give a model folder or a checkpoint")
     start_log()
+    logging.getLogger(__name__).info("settings: %s", summary(parser, layered))
 
     from serve.life import run
 
@@ -132,6 +148,7 @@ def load(settings: Settings) -> Engine:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
+        prefill_chunk=settings.prefill_chunk,
         kv_bytes=None if budget is None else int(budget * GIB),
         prefix_cache=settings.prefix_cache,
         dtype=dtype,
@@ -145,114 +162,118 @@ def build_parser(prog: str) -> CommandParser:
         prog=prog, description="Answer gRPC requests with a trained model.", epilog=EXAMPLES
     )
     parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="a model folder, run folder or .ckpt file"
+        "model",
+        type=Path,
+        nargs="?",
+        metavar="MODEL",
+        help="a model folder, run folder or .ckpt file",
     )
-    group = parser.add_argument_group("network")
-    group.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1, this machine only). There is no password: "
-        "with 0.0.0.0 whoever can reach the port can use the model",
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="take settings from this YAML file, as max_running: 8; variables such as "
+        "ANTIPHON_SERVE_MAX_RUNNING go before it, and flags before both",
     )
-    group.add_argument(
-        "--port",
-        type=_number(int, 0, 65535),
-        default=50051,
-        metavar="N",
-        help="0 takes a free one (default: 50051)",
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print all settings as such a file, without secrets, and exit",
+    )
+    add_listen_arguments(parser)
+    group = parser.add_argument_group("life")
+    add_switch(
+        group,
+        "--warmup",
+        default=False,
+        help="run steps as large as they come before health turns SERVING, so that the first "
+        "callers do not pay for first uses (default: off)",
     )
     group.add_argument(
         "--drain-seconds",
-        type=_number(float, 0),
+        type=number(float, 0),
         default=30.0,
         metavar="S",
         help="what running requests get to end after SIGTERM or Ctrl-C (default: 30)",
     )
+    group.add_argument(
+        "--step-timeout",
+        type=number(float, 0),
+        default=300.0,
+        metavar="S",
+        help="what one step of the model may take; if one takes longer, requests fail, the log "
+        "says where it is stuck, and the server exits with 1 (default: 300; 0: no limit)",
+    )
     group = parser.add_argument_group("load")
     group.add_argument(
         "--max-running",
-        type=_number(int, 1, 4096),
+        type=number(int, 1, 4096),
         default=32,
         metavar="N",
         help="most requests computed together (default: 32)",
     )
     group.add_argument(
         "--max-waiting",
-        type=_number(int, 0, 100_000),
+        type=number(int, 0, 100_000),
         default=256,
         metavar="N",
         help="most requests waiting beyond those; more get RESOURCE_EXHAUSTED (default: 256)",
     )
     group.add_argument(
         "--max-waiting-tokens",
-        type=_number(int, 1, 2**31),
+        type=number(int, 1, 2**31),
         default=2**20,
         metavar="N",
         help="most tokens that waiting requests may have together, likewise (default: 1048576)",
     )
     group.add_argument(
+        "--prefill-chunk",
+        type=number(int, 1, 2**20),
+        default=512,
+        metavar="N",
+        help="most prompt tokens of a request in one step. Those who stream wait for them: with "
+        "fewer they wait less, and prompts take longer (default: 512)",
+    )
+    group.add_argument(
         "--kv-cache-gb",
-        type=_number(float, 0, 1e6),
+        type=number(float, 0, 1e6),
         metavar="X",
         help="memory for the KV cache in GiB (default: what --max-running full contexts take, "
         "up to a quarter of the free memory)",
     )
-    group.add_argument(
-        "--no-prefix-cache",
-        dest="prefix_cache",
-        action="store_false",
-        help="compute every prompt from its start, also if another began alike; the cache takes no "
-        "memory besides (default: prompts start from what is still in the KV cache)",
+    add_switch(
+        group,
+        "--prefix-cache",
+        default=True,
+        help="start prompts from what is still in the KV cache of others that began alike; takes "
+        "no memory besides (default: on)",
     )
-    group.add_argument(
-        "--step-timeout",
-        type=_number(float, 0),
-        default=300.0,
-        metavar="S",
-        help="what one step of the model may take; if one takes longer, requests fail, the log "
-        "says where it is stuck, and the server exits with 1 (default: 300; 0: no limit)",
-    )
-    group = parser.add_argument_group("machine")
-    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")
-    group.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float64"],
-        help="precision of weights and cache (default: auto: bfloat16 where it is measured to be "
-        "faster, which large models gain from, else float32)",
-    )
-    group.add_argument(
+    group = add_machine_arguments(parser, measures=True)
+    add_switch(
+        group,
         "--deterministic",
-        action="store_true",
+        default=False,
         help="make each text the same, to the last bit, whatever else the server does meanwhile; "
-        "slower, on the CPU only, and tried out at the start",
-    )
-    group.add_argument(
-        "--threads",
-        type=_number(int, 1, 1024),
-        metavar="N",
-        help="CPU threads of torch (default: its own choice)",
+        "slower, on the CPU only, and tried out at the start (default: off)",
     )
     return parser
 
 
 def parse(argv: list[str], prog: str) -> Settings:
-    return Settings(**vars(build_parser(prog).parse_args(argv)))
+    """The settings from flags, environment and file. Exits with 2 on flags that cannot be read.
+
+    Raises:
+        ConfigError: a setting from elsewhere that is unknown or out of bounds; no MODEL; settings
+            that do not fit together.
+    """
+    return _settings(read(build_parser(prog), argv, os.environ, secrets=SECRETS))
 
 
-class _number:  # noqa: N801 - used like a function; its name shows in no message
-    """An argparse type: a number within bounds. Written so that NaN never passes."""
-
-    def __init__(self, kind: type[int] | type[float], low: float, high: float = math.inf) -> None:
-        self._kind, self._low, self._high = kind, low, high
-
-    def __call__(self, text: str) -> float:
-        try:
-            value = self._kind(text)
-        except ValueError:
-            noun = "a whole number" if self._kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {noun}") from None
-        if not (self._low <= value <= self._high and math.isfinite(value)):
-            upper = "" if self._high == math.inf else f" and at most {self._high:g}"
-            raise argparse.ArgumentTypeError(f"{text} must be at least {self._low:g}{upper}")
-        return value
+def _settings(layered: Layered) -> Settings:
+    values = {name: value for name, value in layered.values.items() if name not in NOT_SETTINGS}
+    if values["model"] is None:
+        raise ConfigError(
+            "no MODEL given: name a model folder, run folder or .ckpt file, as in antiphon serve "
+            "runs/shakespeare-tiny/model"
+        )
+    return Settings(**values)

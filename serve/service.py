@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from gpt.errors import UserError
+from serve.auth import CALLER
 from serve.faults import GenerationFailedError, OutOfMemoryFaultError
 from serve.lane import Lane, LaneFullError
 from serve.reply import (
@@ -21,7 +22,7 @@ from serve.reply import (
     Scored,
     TextReply,
 )
-from serve.requests import InvalidRequestError, SequenceReader
+from serve.requests import MAX_TEXT_BYTES, InvalidRequestError, SequenceReader
 from serve.results import Delta, token_score
 from serve.scheduler import PoolTooSmallError, QueueFullError
 from serve.status import abort, bad_request, one_line, retry_after
@@ -45,9 +46,6 @@ RETRY_SECONDS = 1.0
 MAX_BATCH = 1024
 """Requests in one BatchGenerate."""
 
-BATCH_WAIT_SECONDS = 0.05
-"""How long a request of a batch waits before it tries again for a place in a full queue."""
-
 MAX_TOKENIZING = 16
 """Tokenize and Detokenize held at once; each may take a second and 20 MB."""
 
@@ -69,9 +67,14 @@ class UnknownModelError(UserError):
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc]
-    """Answers UNAVAILABLE until `open`, and again after `close`."""
+    """Answers UNAVAILABLE until `open`, and again after `close`.
 
-    def __init__(self) -> None:
+    Args:
+        max_text_bytes: longest text that is tokenized.
+    """
+
+    def __init__(self, max_text_bytes: int = MAX_TEXT_BYTES) -> None:
+        self._max_text_bytes = max_text_bytes
         self._served: _Served | None = None
         self._closed_because = "the server is loading its model"
         # Each takes milliseconds to a second that health checks must not wait for; and texts that
@@ -87,8 +90,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
         """Take requests for this engine."""
         self._served = _Served(
             engine,
-            SequenceReader(engine.tokenizer, engine.model.config),
-            TokenReader(engine.name, engine.tokenizer),
+            SequenceReader(engine.tokenizer, engine.model.config, self._max_text_bytes),
+            TokenReader(engine.name, engine.tokenizer, self._max_text_bytes),
         )
 
     def close(self, reason: str) -> None:
@@ -127,7 +130,10 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             details = bad_request([("specs", text)])
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, text, details)
         async with self._answering("", context) as served:
-            turns = asyncio.Semaphore(max(1, served.engine.capacity // 2))
+            at_once = max(1, served.engine.capacity // 2)
+            if (caller := CALLER.get()) is not None:
+                at_once = min(at_once, caller.places)
+            turns = asyncio.Semaphore(at_once)
             writing = asyncio.Lock()
 
             async def one(index: int) -> None:
@@ -148,15 +154,16 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
     async def _outcome(self, served: _Served, spec: pb.GenerationSpec) -> pb.BatchGenerateResponse:
         """One request of several: its texts, or why there are none."""
         while True:
+            seen = served.engine.departures
             try:
                 if spec.model not in ("", served.engine.name):
                     raise UnknownModelError(served.engine.name, spec.model)
                 async with self._texts(served, spec) as (prompt, reply):
                     whole = await _whole(prompt, reply)
                 return pb.BatchGenerateResponse(completion=whole)
-            except (QueueFullError, LaneFullError):
-                await asyncio.sleep(BATCH_WAIT_SECONDS)
             except Exception as error:
+                if isinstance(error, QueueFullError) and await self._room(served.engine, seen):
+                    continue
                 refusal = _refusal(error, too_large="spec.max_tokens")
                 if refusal is None:
                     raise
@@ -164,6 +171,18 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                 for field, text in refusal.violations:
                     failure.violations.add(field=field, description=one_line(text))
                 return pb.BatchGenerateResponse(failure=failure)
+
+    async def _room(self, engine: Engine, seen: int) -> bool:
+        """Wait until a place in the full queue may have come free; False: none ever will, as nobody
+        is there who could leave (more texts are asked for than the queue holds).
+
+        Args:
+            seen: the engine's departures before the place was refused.
+        """
+        if self._reading.held:
+            await self._reading.one_ends()
+            return True
+        return await engine.departure(seen)
 
     async def Score(  # noqa: N802 - the contract's name
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext

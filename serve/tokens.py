@@ -6,11 +6,10 @@ import numpy as np
 
 from gpt.errors import InexpressibleTextError, TokenizerError
 from gpt.tokenizer import Tokenizer
-from serve.requests import InvalidRequestError, inexpressible
+from serve.requests import MAX_TEXT_BYTES, InvalidRequestError, inexpressible
 from serve.status import MAX_VIOLATIONS
 from serve.v1 import generation_pb2 as pb
 
-MAX_TEXT_BYTES = 1 << 20
 MAX_IDS = 1 << 20
 """Together with the text's limit they bound what a request costs in time, memory and answer."""
 
@@ -22,9 +21,13 @@ class TokenReader:
 
     Args:
         model: name of the model whose vocabulary it is.
+        max_text_bytes: longest text that is tokenized.
     """
 
-    def __init__(self, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, max_text_bytes: int = MAX_TEXT_BYTES
+    ) -> None:
+        self._max_text_bytes = max_text_bytes
         self._model = model
         self._tokenizer = tokenizer
         self._special = {token: name.encode() for name, token in tokenizer.special.items()}
@@ -39,9 +42,9 @@ class TokenReader:
     def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """Raises InvalidRequestError."""
         size = len(request.text.encode())
-        if size > MAX_TEXT_BYTES:
+        if size > self._max_text_bytes:
             raise InvalidRequestError(
-                [("text", f"{size} bytes long, {MAX_TEXT_BYTES} allowed; send it in parts")]
+                [("text", f"{size} bytes long, {self._max_text_bytes} allowed; send it in parts")]
             )
         try:
             ids = self._tokenizer.encode(

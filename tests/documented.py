@@ -1,10 +1,11 @@
 """Runs the commands and programs that a page of documentation shows, in its order.
 
 A `console` block holds commands after `$ ` and what they print; a `python` block is a program. They
-run as they stand, in a scratch folder, with four changes: training stops after a few steps, text
-comes from a small file unless the command names its own, the server's port is a free one, and
-`antiphon doctor` only looks. A block with a title is a file of that name, which later commands
-find. A command that is added to a page is thereby tested; a block of another kind is told of.
+run as they stand, in a scratch folder, with five changes: Python has imported torch already
+(`tests.warm`), training stops after a few steps, text comes from a small file unless the command
+names its own, the server's port is a free one, and `antiphon doctor` only looks. A block with a
+title is a file of that name, which later commands find. A command that is added to a page is
+thereby tested; a block of another kind is told of.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.warm import running
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = {"console", "python"}
@@ -104,8 +107,12 @@ def free_port() -> int:
         return port
 
 
-def furnish(folder: Path) -> None:
-    """A place as a reader has it: some notes of their own, and `antiphon` on the path."""
+def furnish(folder: Path, address: str) -> None:
+    """A place as a reader has it: some notes of their own, and `antiphon` on the path.
+
+    Args:
+        address: of the Python that runs the commands.
+    """
     corpus = folder / "corpus.txt"
     lines = [
         f"ROMEO: the night is {word} and long, and I am here.\n" for word in ("dark", "cold", "old")
@@ -117,9 +124,10 @@ def furnish(folder: Path) -> None:
     for name in ("train.py", "configs"):  # what a checkout has at its top
         (folder / name).symlink_to(ROOT / name)
     (folder / "bin").mkdir()
+    warm = f"{sys.executable} -S -E {ROOT / 'tests' / 'warm.py'} {address}"
     for name, train, real in [
-        ("antiphon", "train", f"{sys.executable} -m gpt"),
-        ("python", "train.py", sys.executable),
+        ("antiphon", "train", f"{warm} -m gpt"),
+        ("python", "train.py", warm),
     ]:
         script = folder / "bin" / name
         script.write_text(
@@ -144,7 +152,12 @@ def run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
     Returns:
         How many commands and programs ran.
     """
-    furnish(folder)
+    with running() as address:
+        furnish(folder, address)
+        return _run_pages(pages, folder, elsewhere)
+
+
+def _run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
     path = [folder / "bin", Path(sys.executable).parent, os.environ["PATH"]]
     env = {
         **os.environ,

@@ -66,9 +66,14 @@ def attention(
     pattern: str,
     q_start: int = 0,
     term: Callable[[int, np.ndarray, int], float] = lambda h, q, distance: 0.0,
+    cap: float | None = None,
 ) -> np.ndarray:
     """(t, H, D) queries at positions q_start and up against (s, K, D) keys at 0 and up. `term` is
-    added to a head's score of a query for a key at some distance."""
+    added to a head's score of a query for a key at some distance, once that is capped."""
+
+    def bend(score: float) -> float:
+        return score if cap is None else cap * math.tanh(score / cap)
+
     t, H, D = q.shape
     s, K, _ = k.shape
     out = np.zeros((t, H, D))
@@ -77,7 +82,7 @@ def attention(
             kv = h // (H // K)
             seen = [j for j in range(s) if may_look(pattern, q_start + i, j)]
             scores = [
-                scale * math.fsum(q[i, h] * k[j, kv]) + term(h, q[i, h], q_start + i - j)
+                bend(scale * math.fsum(q[i, h] * k[j, kv])) + term(h, q[i, h], q_start + i - j)
                 for j in seen
             ]
             weights = np.exp(np.array(scores) - max(scores))
@@ -181,6 +186,10 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
             k = rms(k, state[f"{name}.k_norm.weight"], config.norm_eps)
         if config.position == "rotary":
             q, k = turn(q, config), turn(k, config)
+        layer = int(name.split(".")[1])
+        if config.value_embeddings and (config.n_layer - 1 - layer) % 2 == 0:
+            table, amount = state[f"{name}.values.embed.weight"], state[f"{name}.values.scale"][0]
+            v = v + np.stack([amount * table[i].reshape(K, D) for i in ids])
         scale = config.attn_scale or 1 / math.sqrt(D)
 
         def term(h: int, q: np.ndarray, distance: int) -> float:
@@ -191,9 +200,8 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
                 return scale * math.fsum(q * state[f"{name}.term.keys.weight"][far])
             return 0.0
 
-        layer = int(name.split(".")[1])
         patterns = [config.pattern] if isinstance(config.pattern, str) else config.pattern
-        y = attention(q, k, v, scale, patterns[layer % len(patterns)], term=term)
+        y = attention(q, k, v, scale, patterns[layer % len(patterns)], 0, term, config.attn_softcap)
         return linear(y.reshape(len(ids), H * D), f"{name}.out")
 
     def mlp(x: np.ndarray, name: str) -> np.ndarray:
@@ -209,19 +217,34 @@ def gpt(config: GPTConfig, state: dict[str, np.ndarray], ids: list[int]) -> np.n
             h = gate / (1 + np.exp(-gate)) * h
         return linear(h, f"{name}.down")
 
+    def conv(x: np.ndarray, name: str) -> np.ndarray:
+        if not config.conv_width:
+            return x
+        weight = state[f"{name}.weight"]
+        y = x.copy()
+        for p in range(len(x)):
+            for j in range(min(config.conv_width, p + 1)):
+                y[p] += weight[:, 0, j] * x[p - j]
+        return y
+
     x = state["embed.weight"][ids]
     if config.position == "learned":
         x = x + state["embed_pos.weight"][: len(ids)]
     if config.position == "sinusoidal":
         x = math.sqrt(config.d_model) * x + waves(len(ids), config.d_model)
+    x0 = x
     for i in range(config.n_layer):
         block = f"blocks.{i}"
-        if config.norm_place == "pre":
-            x = x + config.residual_scale * attend(norm(x, f"{block}.norm_attn"), f"{block}.attn")
-            x = x + config.residual_scale * mlp(norm(x, f"{block}.norm_mlp"), f"{block}.mlp")
-        else:
-            x = norm(x + config.residual_scale * attend(x, f"{block}.attn"), f"{block}.norm_attn")
-            x = norm(x + config.residual_scale * mlp(x, f"{block}.mlp"), f"{block}.norm_mlp")
+        if config.residual_scalars:
+            x = state[f"{block}.stream_scale"][0] * x
+        if config.x0_scalars:
+            x = x + state[f"{block}.x0_scale"][0] * x0
+        for name, branch in (("attn", attend), ("mlp", mlp)):
+            before = config.norm_place == "pre"
+            h = norm(x, f"{block}.norm_{name}") if before else x
+            h = branch(conv(h, f"{block}.conv_{name}"), f"{block}.{name}")
+            x = x + config.residual_scale * h
+            x = x if before else norm(x, f"{block}.norm_{name}")
     if config.norm_place == "pre":
         x = norm(x, "norm")
     logits = x @ state["head.weight"].T

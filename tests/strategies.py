@@ -101,28 +101,35 @@ def configs(draw: st.DrawFn) -> GPTConfig:
         attn_scale=draw(st.sampled_from([None, 0.3])),
         residual_scale=draw(st.sampled_from([1.0, 0.5])),
         logit_softcap=draw(st.sampled_from([None, 5.0])),
+        attn_softcap=draw(st.sampled_from([None, None, 2.0])),
+        value_embeddings=draw(st.booleans()),
+        conv_width=draw(st.sampled_from([0, 0, 2, 4, 6])),
+        residual_scalars=draw(st.booleans()),
+        x0_scalars=draw(st.booleans()),
+        zero_init=draw(st.booleans()),
         init_std=0.4,
     )
 
 
 def build(config: GPTConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> GPT:
-    """A model with random weights everywhere, biases and norms too."""
+    """A model with random weights everywhere, also where training begins with constants."""
     torch.manual_seed(seed)
     model = GPT(config).to(dtype).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name or "conv" in name or name.endswith(("bias", "scale")):
                 parameter.add_(0.2 * torch.randn_like(parameter))
+            elif config.zero_init and name.endswith(("attn.out.weight", "mlp.down.weight")):
+                assert not parameter.any()
+                parameter.normal_(std=config.init_std / 2)
     return model
 
 
 def poison(cache: KVCache, pages: CachePages) -> None:
     """Fill every page that nobody holds or can find with NaN: a reader says NaN from then on."""
-    for group, pool in zip(cache.spec.groups, pages.pools, strict=True):
-        for layer in group.layers:
-            held = cache.layer(layer)
-            for numbers in (held.keys, held.values):
-                numbers.unflatten(1, (-1, cache.page_size))[:, pool.blank_pages] = torch.nan
+    for group, pool in enumerate(pages.pools):
+        for numbers in cache.paged(group):
+            numbers[:, pool.blank_pages] = torch.nan
 
 
 @st.composite

@@ -64,6 +64,13 @@ def test_widths_follow_from_the_model_unless_given() -> None:
         ({"dropout": float("nan")}, "dropout is nan"),
         ({"attn_scale": float("inf")}, "attn_scale is inf"),
         ({"residual_scale": 0.0}, "residual_scale is 0.0"),
+        (
+            {"attn_softcap": 0.0},
+            "attn_softcap is 0.0, but must be a finite number above 0 .or null",
+        ),
+        ({"conv_width": 1}, "conv_width is 1, but must be 0 .none. or 2 to 64"),
+        ({"conv_width": 65}, "conv_width is 65"),
+        ({"zero_init": 1}, "zero_init is 1, but must be true or false"),
         ({"attn_scale": float("nan")}, "attn_scale is nan"),
         ({"residual_scale": 1e300}, "residual_scale is 1e.300, but must be a number"),
         ({"n_layer": 2.0}, "n_layer is 2.0, but must be a whole number"),

@@ -35,7 +35,11 @@ def tiny(**options: Any) -> GPT:
         "init_std": 0.2,
     }
     config = GPTConfig(vocab_size=TOKENIZER.n_vocab, **{**settings, **options})
-    return GPT(config).eval()
+    model = GPT(config)
+    for name, parameter in model.named_parameters():
+        if "conv" in name or name.endswith("scale"):  # they begin as if they were not there
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,7 @@ def tiny(**options: Any) -> GPT:
         {"pattern": "window:50"},
         {"pattern": "window:40+sinks:4", "position": "rotary", "mlp": "swiglu"},
         {"position": "alibi", "block_size": 300},
+        {"attn_softcap": 3.0, "conv_width": 4, "value_embeddings": True, "x0_scalars": True},
     ],
     ids=str,
 )

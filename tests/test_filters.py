@@ -284,3 +284,34 @@ def test_a_row_without_a_distribution_disturbs_no_filter_of_its_mates() -> None:
     rows = torch.tensor([[math.nan] * 4, good, [math.inf, 0, 0, 0], [-math.inf] * 4])
     draws = [Draw(params, 0, 0, history([0], [])) for _ in rows]
     assert sample(rows, draws) == [-1, *alone, -1, -1]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_rows_that_are_masked_together_are_masked_as_each_alone(data: st.DataObject) -> None:
+    V = data.draw(st.sampled_from([1, 31, 33, 70]))
+    tokens = st.integers(0, V - 1)
+    rows = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        allowed = data.draw(st.none() | st.sets(tokens, min_size=1, max_size=min(4, V)))
+        bits = data.draw(st.none() | st.lists(st.booleans(), min_size=V, max_size=V))
+        packed = None
+        if bits is not None:
+            padded = np.zeros(-(-V // 32) * 32, dtype=bool)
+            padded[:V] = bits
+            packed = np.packbits(padded, bitorder="little").view(np.int32)
+        params = SamplingParams(allowed_tokens=None if allowed is None else tuple(allowed))
+        banned = data.draw(st.sets(tokens, max_size=min(4, V)))
+        rows.append((Draw(params, 0, 0, banned=banned, bitmask=packed), bits))
+    # As the step hands them over: some columns of a wider product.
+    logits = torch.arange(float(len(rows) * (V + 3))).view(len(rows), -1)[:, :V]
+    found = filters.mask(logits, [draw for draw, _ in rows]).tolist()
+    for i, (draw, bits) in enumerate(rows):
+        allowed = draw.params.allowed_tokens
+        for token in range(V):
+            stays = (
+                (allowed is None or token in allowed)
+                and (bits is None or bits[token])
+                and token not in draw.banned
+            )
+            assert found[i][token] == (logits[i, token] if stays else -math.inf)

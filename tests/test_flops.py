@@ -47,6 +47,12 @@ def test_the_count_is_that_of_torch(name: str) -> None:
     assert ours.training == pytest.approx(3 * ours.forward)
 
 
+def test_convolutions_count_as_linear_layers() -> None:
+    config = make("plain")
+    more = flops_per_token(config.replace(conv_width=4)).blocks - flops_per_token(config).blocks
+    assert more == 2 * (2 * 2) * 4 * 16  # layers, two in each, taps, channels
+
+
 @pytest.mark.parametrize(
     "pattern", ["causal", "window:1", "window:5", "window:999", "fixed:5:2", "dilated:2:3"]
 )

@@ -7,7 +7,6 @@ import inspect
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 
 from gpt.cache import KVCache
@@ -15,8 +14,16 @@ from gpt.config import GPTConfig
 from gpt.footprint import Training, footprint, kept_bytes
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
-from gpt.size import kv_bytes, kv_bytes_per_token, matrix_count, parameter_count, parts
+from gpt.size import (
+    kv_bytes,
+    kv_bytes_per_token,
+    matrix_count,
+    parameter_count,
+    parts,
+    state_bytes,
+)
 from gpt.subject import DEFAULT_BATCH, DEFAULT_BPE
+from gpt.training.optim import OptimizerConfig, make_optimizer
 from tests.strategies import configs
 
 B, T = 2, 64
@@ -28,7 +35,9 @@ def test_every_parameter_is_in_one_part(config: GPTConfig) -> None:
     with torch.device("meta"):
         model = GPT(config)
     assert parameter_count(config) == model.num_params()
-    shapes = {tuple(p.shape) for name, p in model.named_parameters() if name.endswith("weight")}
+    shapes = {
+        tuple(p.shape) for name, p in model.named_parameters() if name.endswith(("weight", "scale"))
+    }
     for part in parts(config):
         split = part.name.startswith(("attention query", "attention key", "attention value"))
         if not split and part.name not in ("mlp up", "mlp gate", "biases"):
@@ -38,9 +47,23 @@ def test_every_parameter_is_in_one_part(config: GPTConfig) -> None:
 @settings(max_examples=20, deadline=None)
 @given(configs())
 def test_a_token_s_keys_and_values_take_what_the_cache_holds(config: GPTConfig) -> None:
-    assert kv_bytes_per_token(config, "float32") == sum(KVCache.page_bytes(config, 1))
-    assert kv_bytes_per_token(config, "bfloat16") * 2 == sum(KVCache.page_bytes(config, 1))
-    assert kv_bytes(config, "float32", 1) == kv_bytes_per_token(config, "float32")
+    pages = KVCache.page_bytes(config, 1)
+    state = 2 * config.n_layer * config.d_model * 4 if config.conv_width else 0  # of one token
+    assert kv_bytes_per_token(config, "float32") + state == sum(pages)
+    assert kv_bytes_per_token(config, "bfloat16") * 2 + state == sum(pages)
+    assert kv_bytes(config, "float32", 1) == kv_bytes_per_token(config, "float32") + state
+
+
+def test_convolutions_hold_their_width_but_one_whatever_the_length() -> None:
+    config = GPTConfig(vocab_size=9, n_layer=3, n_head=2, d_model=8, conv_width=4)
+    plain = config.replace(conv_width=0)
+    for length, kept in ((1, 1), (3, 3), (100, 3)):
+        more = kv_bytes(config, "float32", length) - kv_bytes(plain, "float32", length)
+        assert more == 3 * 2 * 8 * kept * 4
+    assert state_bytes(config, "float32") == 3 * 2 * 8 * 3 * 4
+    assert state_bytes(plain, "float32") == 0
+    held = KVCache.page_bytes(config, 16)
+    assert held[-1] == state_bytes(config, "float32"), "a page holds a whole state, once"
 
 
 def test_a_window_s_cache_is_the_window_s() -> None:
@@ -71,10 +94,11 @@ def kept_by_autograd(
         return tensor
 
     ids = torch.randint(config.vocab_size, (B, config.block_size))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        with torch.autocast("cpu", torch.bfloat16, enabled=half == "mixed"):
-            logits = model(ids)
-        F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=half == "mixed"),
+    ):
+        model(ids, targets=ids)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
@@ -90,6 +114,14 @@ VARIANTS = {
     "alibi": {"position": "alibi", "pattern": "window:8"},
     "relative": {"position": "relative"},
     "block rows": {"pattern": ["window:64", "causal"], "block_size": 512, "vocab_size": 40},
+    "softcap": {"attn_softcap": 20.0},
+    "softcap, shared heads": {"attn_softcap": 20.0, "n_kv_head": 2, "qk_norm": False},
+    "softcap, long": {"attn_softcap": 20.0, "block_size": 512, "vocab_size": 40},
+    "convolutions": {"conv_width": 4},
+    "convolutions, post": {"conv_width": 4, "norm_place": "post"},
+    "values of ids": {"value_embeddings": True, "qk_norm": False},
+    "scalars": {"residual_scalars": True, "x0_scalars": True},
+    "large vocabulary": {"vocab_size": 70_000, "logit_softcap": 9.0},
     "relative, long": {"position": "relative", "block_size": 512, "vocab_size": 40},
 }
 
@@ -125,7 +157,7 @@ def test_the_peak_is_the_largest_moment_of_a_step() -> None:
     assert more.average == 4 * n
     assert more.gradients == 4 * n
     large = footprint(config, Training(4, eval_batch_size=4000), slack=0.0)
-    assert large.logits == 4000 * T * 300 * 8
+    assert large.logits == 13_968 * 300 * 8, "a share of 4000 * T tokens"
     assert (
         footprint(config, Training(4, checkpointing=True)).peak
         < footprint(config, Training(4)).peak
@@ -149,6 +181,21 @@ def test_frozen_weights_let_autograd_keep_no_more() -> None:
         config = GPTConfig(**{**BASE, **VARIANTS[name]})
         real = kept_by_autograd(config, adapters=lora)
         assert 0.7 < real / kept_bytes(config, Training(B, adapters=1)) < 1.05
+
+
+def test_muon_keeps_one_number_for_each_in_the_blocks_matrices() -> None:
+    config = GPTConfig(vocab_size=50, block_size=8, n_layer=2, n_head=2, d_model=16, mlp="swiglu")
+    gpt = GPT(config)
+    optimizer = make_optimizer(
+        gpt.named_parameters(), OptimizerConfig(kind="muon"), config, fused=False
+    )
+    for p in gpt.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    kept = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
+    muon, adamw = (footprint(config, Training(1, muon=muon)) for muon in (True, False))
+    assert muon.optimizer == 4 * sum(x.numel() for x in kept) < adamw.optimizer
+    assert muon.peak > muon.weights + muon.optimizer + muon.gradients
 
 
 def test_defaults_are_those_of_the_trainer() -> None:

@@ -31,7 +31,11 @@ def nav() -> list[Path]:
     return [ROOT / "docs" / page for page in pages(found)]
 
 
-GUIDE = [page for page in nav() if page.parent.name == "guide" or page.name == "index.md"]
+GUIDE = [
+    page
+    for page in nav()
+    if page.parent.name == "guide" or page.name in ("index.md", "operations.md")
+]
 
 
 def test_every_page_of_the_docs_is_in_the_navigation() -> None:

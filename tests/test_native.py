@@ -136,7 +136,7 @@ SHAPES: list[dict[str, Any]] = [
     {"pattern": "dilated:5:3", "position": "none"},
     {"position": "alibi"},
     {"position": "relative", "relative_distance": 12},
-    {"head_dim": 20},
+    {"head_dim": 20, "attn_softcap": 1.5},
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -307,3 +309,21 @@ def test_page_bytes_are_what_the_cache_takes() -> None:
         for t in (cache.layer(i).keys, cache.layer(i).values)
     )
     assert [each * 7 for each in KVCache.page_bytes(config, 16, torch.bfloat16)] == [held]
+
+
+def test_a_state_s_pool_has_as_many_pages_as_the_largest_other() -> None:
+    """So a prompt whose keys are still to be found finds the state, too; its pages are small."""
+    config = GPTConfig(
+        vocab_size=9, block_size=256, n_layer=2, n_head=2, d_model=8, conv_width=4,
+        pattern=["window:20", "causal"],
+    )  # fmt: skip
+    spec = CacheSpec.of(config)
+    assert spec.memories == (Memory(20), Memory(), Memory(4))
+    assert spec.page_bytes(16, 4) == [2 * 8 * 16 * 4] * 2 + [2 * 2 * 8 * 3 * 4]
+    options = {"page_size": 16, "itemsize": 4, "texts": 5, "chunk": 32}
+    window, full, state = spec.pool_sizes(256, **options, budget=math.inf)
+    assert full == state == 1 + 5 * 16 > window
+    fewer = spec.pool_sizes(256, **options, budget=60_000)
+    assert fewer[1] == fewer[2] < full
+    assert sum(a * b for a, b in zip(fewer, spec.page_bytes(16, 4), strict=True)) <= 60_000
+    assert CacheSpec.of(config.replace(pattern="window:20")).endless

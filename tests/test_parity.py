@@ -73,7 +73,9 @@ def run_cut(
             chunks.append(Chunk(sequence.computed, n, sequence.tables))
             ids += texts[i][sequence.computed : sequence.computed + n]
         poison(cache, pages)
-        plan = AttentionPlan.paged(chunks, page_size=page_size, pattern=model.pattern)
+        plan = AttentionPlan.paged(
+            chunks, page_size=page_size, pattern=model.pattern, conv_width=spec.conv_width
+        )
         out = model(torch.tensor(ids), plan, cache)
         for i, part in zip(active, out.split([chunk.length for chunk in chunks]), strict=True):
             logits[i].append(part)

@@ -120,6 +120,52 @@ A peer that is not installed is left out and named. One with an environment of i
         "Like decode, with longer prompts and texts of a few tokens: how fast prompts are read.",
         ("prefill", "prefill --prompt 256 --batch 1,8 --json prefill.json"),
     ),
+    "serve": Benchmark(
+        "serve.bench.command",
+        "what callers of a server see under load, and how much it carries",
+        """\
+Put load on a server and measure what its callers see: time to the first token, from token to
+token, and to the end of a text (the time that 50, 90, 95 and 99 of a hundred stay within), tokens
+a second of texts and of prompts, texts a second that keep the limits given, and errors by status.
+
+The server is a process of its own (or one that runs already, --address), and so is what loads it.
+With --streams, so many requests are under way all the time; with --rate they arrive at random, and
+times count from when a request was due. Prompts are random tokens; texts have exactly the length
+drawn, as end-of-text does not end them. What is due in the warm-up is not counted.
+
+More rows are other ways to carry the load, or other loads; all take turns, round by round, so
+that a slow spell of the machine hits all of them. Rates are medians of the rounds, with the least
+and the most; times are those of all rounds together. Ctrl-C shows what there is.""",
+        (
+            "serve --preset nano --streams 8 --seconds 3",
+            "serve runs/notes/model --engine-only --one-at-a-time",
+            "serve --preset gpt2-124m --rate 2 --first-token-ms 500 --token-ms 100",
+            "serve --preset gpt2-124m --long-prompts 900 --json serve.json --plot serve.png",
+            "serve --address localhost:50051 --prompt-tokens lognormal:64:0.8:400",
+            "serve model --shared-prefix 512 --no-shared-prefix --prompt-tokens fixed:16",
+        ),
+    ),
+    "train": Benchmark(
+        "gpt.bench.train",
+        "the training step: tokens/s, what each switch gives, and nanoGPT beside it",
+        """\
+Take training steps on random tokens, in nanoGPT's architecture, by turns: ours as training takes
+them, with one switch changed at a time, and nanoGPT's own model, loss and optimizer where
+--nanogpt says where they are (its folder, or its model.py, which is run).
+
+All begin with the same weights, and what they lose on the first batch is compared. A step is
+forward, backward, clipping and AdamW; loading data and logging are not in it (benchmarks.loop).
+
+"limit" is the share of the machine's measured matrix-product speed in that precision that the
+model's FLOPs come to; "x nanogpt" is how many times faster the median is than nanoGPT's in the
+same precision, not compiled.""",
+        (
+            "train --shape cpu",
+            "train --nanogpt nanoGPT/model.py --compile",
+            "train --shape gpt2-124m --precisions bf16 --rounds 3 --json train.json",
+            "train --shape cpu --vocabulary 50257 --no-switches --plot train.png",
+        ),
+    ),
 }
 
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt.arguments import CommandParser, examples
+from gpt.arguments import CommandParser, add_machine_arguments, examples
 from gpt.chat.session import Bit, Chat, Speaker
 from gpt.chat.template import ChatTemplate, read_template
 from gpt.errors import ChatTemplateError
@@ -63,18 +63,7 @@ def build_parser(prog: str) -> CommandParser:
         "the tokenizer alone, and must be the model that is served",
     )  # fmt: skip
     add_sampling_arguments(parser)
-    group = parser.add_argument_group("machine")
-    group.add_argument(
-        "--device", default="cpu", help="where to run: cpu, cuda, mps (default: cpu)"
-    )
-    group.add_argument(
-        "--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float64"],
-        help="precision of weights and cache (default: auto: bfloat16 where it is measured to be "
-        "faster, which large models gain from, else float32)",
-    )  # fmt: skip
-    group.add_argument(
-        "--threads", type=int, metavar="N", help="CPU threads (default: torch's own)"
-    )
+    add_machine_arguments(parser, measures=True)
     return parser
 
 

@@ -69,7 +69,7 @@ struct Attend {
     const uint8_t* sees;   // (b, s) or null
     const float* bias;     // (b or 1, H or 1, s) or null
     int64_t b, H, K, D, s, n_pages, page_size, skip, first_slot, slots, q_row, bias_b, bias_h;
-    float scale;
+    float scale, softcap;  // 0: none
     int threads;
 };
 

@@ -271,6 +271,8 @@ template <class W> void attend(const Attend& a) {
                 float* to = scores + g * a.s + at;
                 const float* from = page_scores + g * n;
                 for (int64_t i = 0; i < n; i++) to[i] = from[i] * a.scale;
+                if (a.softcap > 0)
+                    for (int64_t i = 0; i < n; i++) to[i] = a.softcap * std::tanh(to[i] / a.softcap);
                 if (a.bias) {
                     const float* term = a.bias + b * a.bias_b + (k * G + g) * a.bias_h + at;
                     for (int64_t i = 0; i < n; i++) to[i] += term[i];

@@ -39,6 +39,7 @@ class _Attend(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("skip", "first_slot", "slots", "q_row")),
         *((name, ctypes.c_int64) for name in ("bias_b", "bias_h")),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
         ("threads", ctypes.c_int),
     )
 
@@ -119,6 +120,7 @@ class Kernels:
         page_size: int,
         scale: float,
         bias: Tensor | None = None,
+        softcap: float = 0.0,
     ) -> None:
         """One query for each sequence of a group, over pages read where they lie.
 
@@ -128,6 +130,7 @@ class Kernels:
             out: (N, H, D), contiguous; the group's rows are written.
             bias: (b or 1, H or 1, 1, s) is added to the scores, -inf where a query may not look;
                 None: the group's mask alone says.
+            softcap: scores are kept within it by a tanh before the bias is added; 0: they are not.
         """
         H, D = q.shape[-2:]
         sees = None
@@ -159,6 +162,7 @@ class Kernels:
             0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
             0 if bias is None or bias.shape[1] == 1 else bias.stride(1),
             scale,
+            softcap,
             torch.get_num_threads(),
         )
         self._attend(self.level, q.dtype == torch.bfloat16, ctypes.addressof(call))

@@ -24,6 +24,7 @@ from gpt.training.checkpoints import RunCheckpoints
 from gpt.training.ema import averaged
 from gpt.training.module import GPTModule
 from gpt.training.progress import say
+from gpt.training.sharding import is_sharded
 from gpt.training.tensorboard import TensorBoard
 from gpt.training.throughput import is_logging_step
 
@@ -128,7 +129,8 @@ class SampleText(Callback):
     def sample(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write one sample for each prompt."""
         assert isinstance(pl_module, GPTModule)
-        if not trainer.is_global_zero:
+        # Where the model is sharded, a forward needs all processes: each writes the same text.
+        if not (trainer.is_global_zero or is_sharded(trainer.strategy)):
             return
         with averaged(trainer, pl_module):
             self._sample(trainer, pl_module)
@@ -139,7 +141,9 @@ class SampleText(Callback):
         gpt.eval()
         try:
             for prompt in self.prompts:
-                self._show(trainer, prompt, self._continue(pl_module, prompt))
+                text = self._continue(pl_module, prompt)
+                if trainer.is_global_zero:
+                    self._show(trainer, prompt, text)
         finally:
             gpt.train(training)
 

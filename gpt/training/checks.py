@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.errors import CheckpointError, ConfigError
+from gpt.training.optim import OptimizerConfig
 from gpt.training.run import RunFolder
 from gpt.training.storage import read_checkpoint
 
@@ -53,6 +54,29 @@ def check_steps_left(checkpoint: dict[str, Any], max_steps: int) -> None:
         raise ConfigError(
             f"the checkpoint is at step {step}, but trainer.max_steps is {max_steps}; give more"
         )
+
+
+def check_same_groups(settings: dict[str, Any], config: OptimizerConfig) -> None:
+    """Raises ConfigError where a checkpoint's optimizer has its parameters in other groups: its
+    state belongs to places in them.
+
+    Args:
+        settings: `gpt.training.exactness.run_settings` of the checkpoint's run.
+    """
+    for name in ("kind", "decays"):
+        now = getattr(config, name)
+        before = settings.get(f"model.optimizer.{name}", getattr(OptimizerConfig, name))
+        if isinstance(now, str):
+            same, texts = before == now, (str(before), now)
+        else:
+            same, texts = set(before) == set(now), (", ".join(before), ", ".join(now))
+        if not same:
+            raise ConfigError(
+                f"model.optimizer.{name} was {texts[0] or 'empty'} in the checkpoint's run and is "
+                f"{texts[1] or 'empty'}, but the optimizer's state is made for that; give the "
+                "config.yaml of that run, or begin a new run with model.init_from and the "
+                "checkpoint's path"
+            )
 
 
 @rank_zero_only

@@ -16,6 +16,7 @@ SETTINGS_KEY = "settings"
 ORDER = "the batches are others"
 DROPOUT = "the random numbers of dropout are others"
 RATE = "the learning rate is another"
+DECAY = "the weight decay is another"
 STEP = "the steps are others"
 ROUNDING = "results may round otherwise"
 
@@ -36,7 +37,10 @@ EFFECTS = {
     "model.optimizer.warmup_steps": RATE,
     "model.optimizer.schedule": RATE,
     "model.optimizer.cooldown": RATE,
+    "model.optimizer.cooldown_shape": RATE,
     "model.optimizer.min_lr_ratio": RATE,
+    "model.optimizer.muon_lr": RATE,
+    "model.optimizer.weight_decay_schedule": DECAY,
     "model.optimizer.ema_decay": "the averaged weights are others",
     "trainer.max_steps": RATE,
     "trainer.gradient_clip_val": STEP,
@@ -99,15 +103,23 @@ def broken_exactness(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if name not in before or before[name] == now[name] or _harmless(name, before, now):
             continue
         lines.append(
-            f"not exact: {EFFECTS.get(name, STEP)}, because {name} was {before[name]} and is "
+            f"not exact: {_effect(name, before, now)}, because {name} was {before[name]} and is "
             f"{now[name]}"
         )
     return lines
 
 
+def _effect(name: str, before: dict[str, Any], now: dict[str, Any]) -> str:
+    rates = {settings.get("model.optimizer.schedule") for settings in (before, now)}
+    if name == "trainer.max_steps" and rates == {"constant"}:
+        return DECAY
+    return EFFECTS.get(name, STEP)
+
+
 def _harmless(name: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
     if name == "trainer.max_steps":
-        schedules = {settings.get("model.optimizer.schedule") for settings in (before, now)}
+        of_length = ("model.optimizer.schedule", "model.optimizer.weight_decay_schedule")
+        schedules = {s.get(name, "constant") for s in (before, now) for name in of_length}
         return schedules == {"constant"}
     if name == "trainer.gradient_clip_algorithm":
         # None and "norm" are the same.

@@ -36,6 +36,7 @@ class MemoryCheck(Callback):
         if not config.vocab_size:
             config = config.replace(vocab_size=pl_module.tokenizer.n_vocab)
         data = pl_module.data
+        device = trainer.strategy.root_device
         training = Training(
             batch_size=data.batch_size,
             eval_batch_size=data.eval_batch_size,
@@ -45,8 +46,9 @@ class MemoryCheck(Callback):
             average=bool(pl_module.optimizer_config.ema_decay),
             block_size=data.block_size,
             adapters=adapter_count(config, pl_module.lora) if pl_module.lora.on else None,
+            muon=pl_module.optimizer_config.kind == "muon",
+            device=device.type,
         )
-        device = trainer.strategy.root_device
         memory = device_memory(device.type, device.index)
         slack = GPU_SLACK if device.type == "cuda" else CPU_SLACK
         if device.type != "cuda":

@@ -8,14 +8,13 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.checkpoint import PAYLOAD_KEY, LoadedModel, checkpoint_payload
 from gpt.config import GPTConfig
 from gpt.data.batches import Batch
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
-from gpt.evaluation import IGNORE, Evaluation, Tally
+from gpt.evaluation import Evaluation, Tally
 from gpt.flops import flops_per_token
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
@@ -26,7 +25,14 @@ from gpt.training.base import check_block_size, check_same_adapters
 from gpt.training.data import TextDataModule
 from gpt.training.ema import use_trained_weights
 from gpt.training.lean import with_signature_at_hand
-from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
+from gpt.training.optim import (
+    OptimizerConfig,
+    decay_share,
+    learning_rate,
+    make_optimizer,
+    parameter_groups,
+    set_step,
+)
 from gpt.training.rng import rng_states, set_rng_state
 from gpt.training.sharding import is_sharded, shard
 
@@ -41,7 +47,7 @@ class GPTModule(L.LightningModule):
         preset: a named size whose values are the defaults of `config` on the command line. It is
             read there; here `config` counts.
         config: the architecture.
-        optimizer: AdamW, its schedule, and the averaging of weights.
+        optimizer: AdamW or Muon, its schedule, and the averaging of weights.
         init_from: begin with this model: a model folder, a run's folder or a .ckpt file, whose
             architecture and tokenizer are taken. The command line reads it; here `base` counts.
         lora: train small matrices beside the frozen ones (rank 1 or more), not the whole model.
@@ -171,15 +177,15 @@ class GPTModule(L.LightningModule):
 
     # --- Training -------------------------------------------------------------------------------
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids (B, T) → logits (B, T, V)."""
+    def forward(self, ids: Tensor, targets: Tensor | None = None, *, each: bool = False) -> Tensor:
+        """ids (B, T) → logits (B, T, V), or with targets their nats, as `GPT.forward`."""
         plan = None
         if self.data.document_borders:
             plan = AttentionPlan.packed(
                 ids, eot=self.tokenizer.eot, pattern=self.gpt.pattern, one_group=self.compile_model
             )
-        logits: Tensor = self.gpt(ids, plan)
-        return logits
+        found: Tensor = self.gpt(ids, plan, targets=targets, each=each)
+        return found
 
     @property
     def _part_size(self) -> int:
@@ -190,13 +196,7 @@ class GPTModule(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets, counted = batch
         self._part_targets.append(counted)
-        logits = self(ids)
-        nats = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            targets.flatten(),
-            ignore_index=IGNORE,
-            reduction="sum",
-        )
+        nats = self(ids, targets)
         self._part_nats.append(nats.detach())
         last_part = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
         logged = (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]
@@ -259,7 +259,8 @@ class GPTModule(L.LightningModule):
         # A scaler must take its factor out of the gradients before they are clipped, which fused
         # AdamW would do again.
         fused = not self._scales_gradients
-        return make_adamw(self.named_parameters(), self.optimizer_config, fused=fused)
+        named = self.named_parameters()
+        return make_optimizer(named, self.optimizer_config, self.config, fused=fused)
 
     @property
     def _scales_gradients(self) -> bool:
@@ -290,18 +291,16 @@ class GPTModule(L.LightningModule):
         self._weigh_gradients()
         self._part_nats.clear()
         self._part_targets.clear()
-        rate = self.current_lr
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        config = self.optimizer_config
+        decay = decay_share(self.global_step, self.trainer.max_steps, config)
+        set_step(optimizer, config, self.current_lr, decay)
 
     def on_train_start(self) -> None:
         """After a resume: the flags given now win over what the optimizer's state remembers, and
         the random numbers of dropout go on where they stopped."""
-        config = self.optimizer_config
-        for group in self.trainer.optimizers[0].param_groups:
-            group["betas"] = config.betas
-            if group["weight_decay"]:
-                group["weight_decay"] = config.weight_decay
+        groups = parameter_groups(self.named_parameters(), self.optimizer_config, self.config)
+        for group, made in zip(self.trainer.optimizers[0].param_groups, groups, strict=True):
+            group.update((name, value) for name, value in made.items() if name != "params")
         if self._rng is not None:
             rank = self.trainer.global_rank
             if rank < len(self._rng):  # a process more than there were keeps its own
@@ -312,7 +311,7 @@ class GPTModule(L.LightningModule):
 
     def _evaluate(self, batch: Batch) -> None:
         ids, targets, _ = batch
-        self._tally.add(self(ids), targets)
+        self._tally.add(self(ids, targets, each=True), targets)
 
     def _finish_evaluation(self, prefix: str) -> None:
         if self.trainer.world_size > 1:

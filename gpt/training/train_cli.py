@@ -29,6 +29,7 @@ from gpt.training.checkpoints import CheckpointSchedule, ExportModel, RunCheckpo
 from gpt.training.checks import (
     check_endless,
     check_precision,
+    check_same_groups,
     check_steps_left,
     tell_of_earlier_run,
 )
@@ -37,6 +38,7 @@ from gpt.training.data import TextDataModule
 from gpt.training.diagnosis import Diagnosis
 from gpt.training.early_stopping import StopEarly
 from gpt.training.ema import EMA
+from gpt.training.exactness import SETTINGS_KEY
 from gpt.training.finetune import BaseValidation, begin_with
 from gpt.training.guard import LossGuard
 from gpt.training.lean import NoProfiler, skip_empty_hooks
@@ -282,6 +284,9 @@ class TrainCLI(LightningCLI):
         if not self._get(self.config_init, "trainer").fast_dev_run:
             self._get(self.config_init, "samples").path = run.samples
             self._get(self.config_init, "diagnosis").path = run.path / "diagnosis.jsonl"
+        if checkpoint is not None:
+            settings = checkpoint.get(SETTINGS_KEY, {})
+            check_same_groups(settings, self.model.optimizer_config)
         if checkpoint is not None and not self._get(self.config, "resume"):
             check_steps_left(checkpoint, self._get(self.config_init, "trainer").max_steps)
         guard = self._get(self.config_init, "guard")

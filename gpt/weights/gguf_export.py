@@ -19,7 +19,7 @@ from gpt.files import sync_folder
 from gpt.rotary import frequencies
 from gpt.weights.gguf_names import FAMILIES, FREQUENCIES, Family, gguf_layout, turn_rows
 from gpt.weights.gguf_vocabulary import padded
-from gpt.weights.layout import cut
+from gpt.weights.layout import OURS_ALONE, cut
 
 if TYPE_CHECKING:
     from gpt.weights.gguf_writer import Writer
@@ -89,7 +89,7 @@ def _unlike(config: GPTConfig, **wanted: Any) -> list[str]:
 
 
 def _common(config: GPTConfig) -> list[str]:
-    wrong = _unlike(config, norm_place="pre", residual_scale=1.0, logit_softcap=None)
+    wrong = _unlike(config, norm_place="pre", residual_scale=1.0, logit_softcap=None, **OURS_ALONE)
     if config.attn_scale not in (None, config.head_width**-0.5):
         wrong.append(f"attn_scale is {config.attn_scale}, not null")
     # A window as long as the context hides nothing.

@@ -15,7 +15,7 @@ from gpt.config import GPTConfig
 from gpt.errors import CheckpointError
 from gpt.weights.hf_config import ARCHITECTURES
 from gpt.weights.hf_rope import write_rope
-from gpt.weights.layout import cut, gpt2_layout, llama_layout
+from gpt.weights.layout import OURS_ALONE, cut, gpt2_layout, llama_layout
 
 
 def export_folder(loaded: LoadedModel, folder: Path) -> str:
@@ -92,7 +92,7 @@ def _unlike(config: GPTConfig, **wanted: Any) -> list[str]:
 
 
 def _common(config: GPTConfig) -> list[str]:
-    return _unlike(config, norm_place="pre", residual_scale=1.0, logit_softcap=None)
+    return _unlike(config, norm_place="pre", residual_scale=1.0, logit_softcap=None, **OURS_ALONE)
 
 
 def _not_gpt2(config: GPTConfig) -> list[str]:

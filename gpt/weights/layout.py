@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,12 @@ class Part:
         """Of our weight that are this tensor's."""
         return self.shape[-1] if self.transposed else self.shape[0]
 
+
+OURS_ALONE: dict[str, Any] = {
+    "attn_softcap": None, "value_embeddings": False, "conv_width": 0, "residual_scalars": False,
+    "x0_scalars": False,
+}  # fmt: skip
+"""Fields, and the values without which no family that is exported to computes the same."""
 
 Layout = dict[str, tuple[Part, ...]]
 """By the name of our weight."""

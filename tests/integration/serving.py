@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,20 @@ class ServerProcess:
         target: where it listens: told by its log as soon as the port is bound.
     """
 
-    def __init__(self, command: tuple[str, ...], model: Path, *flags: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        model: Path,
+        *flags: str,
+        port: int = 0,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             [*command, str(model), "--port", str(port), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **(environment or {})},
             cwd=ROOT,
         )
         self.log: list[str] = []
@@ -64,6 +72,15 @@ class ServerProcess:
         self.await_bound()
         assert self.out, self.log
         return self.out[0]
+
+    def await_log(self, text: str) -> str:
+        """Wait until a line of the log holds the text; returns the line."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            if found := next((line for line in self.log if text in line), None):
+                return found
+            time.sleep(0.02)
+        raise AssertionError(f"{text!r} never came: {self.log}")
 
     def wait(self) -> int:
         """Wait for its end; the exit status."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpt.training import cli
 from tests.training import several
 from tests.training.small import write_corpus
 
@@ -56,6 +58,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     torch.set_num_threads(1)
     train(base / "four", corpus, "--steps", "4")
     train(base / "six", corpus, "--steps", "6", "--resume", str(base / "four" / "end.ckpt"))
+    train(base / "muon", corpus, "--steps", "4", "--optimizer", "muon")
+    train(base / "muon-six", corpus, "--steps", "6", "--optimizer", "muon",
+          "--resume", str(base / "muon" / "end.ckpt"))  # fmt: skip
     torch.set_num_threads(threads)
     return base, corpus
 
@@ -97,3 +102,65 @@ def test_two_processes_do_what_one_does_and_exchange_checkpoints(
     assert back["losses"] == pytest.approx(six["losses"], rel=1e-4)
     for name, tensor in weights(base / "six").items():
         assert torch.allclose(weights(base / f"one-then-{strategy}")[name], tensor, atol=5e-5), name
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_take_muons_step_as_one_does(
+    straight: tuple[Path, Path], strategy: str
+) -> None:
+    """From one process's checkpoint, so that what is kept of its steps is spread, too."""
+    base, corpus = straight
+    folder = base / f"muon-then-{strategy}"
+    both = train(folder, corpus, "--strategy", strategy, "--batch-size", "2", "--optimizer", "muon",
+                 "--steps", "6", "--resume", str(base / "muon" / "end.ckpt"),
+                 processes=2)  # fmt: skip
+    assert both["losses"] == pytest.approx(found(base / "muon-six")["losses"], rel=1e-4)
+    wanted = weights(base / "muon-six")
+    for name, tensor in weights(folder).items():
+        assert torch.allclose(tensor, wanted[name], atol=2e-4), name
+    states = [torch.load(path / "end.ckpt", weights_only=True)["optimizer_states"][0]["state"]
+              for path in (folder, base / "muon-six")]  # fmt: skip
+    kept = [
+        sorted(float(kept["momentum"].norm()) for kept in each.values() if "momentum" in kept)
+        for each in states
+    ]
+    assert len(kept[0]) == 8
+    assert kept[0] == pytest.approx(kept[1], rel=1e-3), "whole tensors, as without sharding"
+
+
+def validations(run: Path) -> list[tuple[int, float]]:
+    """Step and held-out loss, as `metrics.csv` of a run has them."""
+    with open(run / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/loss")]
+    return [(int(row["step"]), float(row["val/loss"])) for row in rows]
+
+
+@pytest.mark.timeout(240)
+def test_sharded_training_on_the_command_line_validates_within_the_run(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text.txt")
+    config = {
+        "runs_dir": str(tmp_path),
+        # Seven blocks are held out; in batches of one the processes have unequal shares.
+        "data": {"source": str(tmp_path / "text.txt"), "tokenizer": "bytes", "eval_batch_size": 1,
+                 "root": str(tmp_path / "data")},
+        "model": {"preset": "nano", "config": {"n_layer": 2, "n_head": 2, "block_size": 32}},
+        "trainer": {"accelerator": "cpu", "max_steps": 5, "val_check_interval": 2},
+        "samples": {"max_tokens": 3},
+    }  # fmt: skip
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    argv = ["fit", "--config", str(tmp_path / "c.yaml"), "--wandb", "off"]
+    sharded = ["--data.batch_size=2", "--trainer.devices=2", "--trainer.strategy=fsdp2"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PL_")}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *argv, *sharded, "--name=both"],
+        cwd=ROOT, env={**env, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert cli.main([*argv, "--data.batch_size=4", "--trainer.devices=1", "--name=one"]) == 0
+    both, one = validations(tmp_path / "both"), validations(tmp_path / "one")
+    assert [step for step, _ in both] == [step for step, _ in one] == [2, 4, 5]
+    assert [loss for _, loss in both] == pytest.approx([loss for _, loss in one], rel=1e-4)
+    samples = [(tmp_path / name / "samples.txt").read_text() for name in ("both", "one")]
+    assert samples[0].count("--- step") == samples[1].count("--- step") == 3
+    assert (tmp_path / "both" / "model" / "config.json").is_file()

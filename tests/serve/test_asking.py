@@ -305,6 +305,32 @@ def test_a_batch_hands_out_each_result_as_it_is_done(serve: Serve) -> None:
             assert result.token_ids == served.client.generate(**settings).token_ids  # type: ignore[arg-type]
 
 
+def test_a_batch_waits_for_places_that_others_have(serve: Serve) -> None:
+    served = serve(anything(), max_running=1, max_waiting=0)
+    served.model.hold()
+    first = threading.Thread(target=lambda: served.client.generate("x", max_tokens=2))
+    first.start()
+    eventually(lambda: served.engine.held == 1)
+    found: list[object] = []
+    asked = [{"prompt": "x", "max_tokens": 3, "seed": i} for i in range(3)]
+    batch = threading.Thread(target=lambda: found.extend(served.client.batch(asked)))
+    batch.start()
+    eventually(lambda: bool(served.engine._awaiting))
+    served.model.release()
+    first.join()
+    batch.join()
+    assert [type(result) for _, result in found] == [Completion] * 3  # type: ignore[misc, has-type]
+
+
+def test_a_batch_does_not_wait_for_places_that_there_will_never_be(serve: Serve) -> None:
+    served = serve(anything(), max_running=1, max_waiting=0)
+    asked = [{"prompt": "x", "n": 2, "max_tokens": 2}, {"prompt": "x", "max_tokens": 2}]
+    found = dict(served.client.batch(asked, timeout=20))
+    assert isinstance(found[0], RequestError)
+    assert found[0].code == "RESOURCE_EXHAUSTED"
+    assert isinstance(found[1], Completion)
+
+
 def test_a_batch_that_is_left_leaves_nothing(serve: Serve) -> None:
     served = serve(anything())
     served.model.hold()

@@ -9,9 +9,6 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
@@ -31,9 +28,12 @@ MADE = 6
 
 @cache
 def model_of(pattern: tuple[str, ...]) -> GPT:
+    """`conv:4` besides patterns: with convolutions of width 4."""
+    widths = [int(each[5:]) for each in pattern if each.startswith("conv:")]
+    patterns = [each for each in pattern if not each.startswith("conv:")]
     config = GPTConfig(
-        vocab_size=N_VOCAB, block_size=64, n_layer=2, n_head=2, d_model=16, pattern=list(pattern),
-        init_std=0.4,
+        vocab_size=N_VOCAB, block_size=64, n_layer=2, n_head=2, d_model=16, pattern=patterns,
+        conv_width=sum(widths), value_embeddings=bool(widths), init_std=0.4,
     )  # fmt: skip
     return build(config)
 
@@ -69,16 +69,11 @@ class Machine:
         poison(self.cache, self.pages)
         for sequence, n in work:
             assert (sequence.computed + n) % CHUNK == 0 or n == sequence.pending
-            for group, table in zip(self.cache.spec.groups, sequence.tables, strict=True):
-                for page in table[-(-sequence.computed // PAGE) :]:
-                    self.spoil(group.layers, page)  # it may have been somebody else's
+            for group, table in enumerate(sequence.tables):
+                for numbers in self.cache.paged(group):  # they may have been somebody else's
+                    numbers[:, table[-(-sequence.computed // PAGE) :]] = torch.nan
         self.ran = [(sequence, sequence.computed, n) for sequence, n in work]
         return work
-
-    def spoil(self, layers: tuple[int, ...], page: int) -> None:
-        for layer in layers:
-            for numbers in (self.cache.layer(layer).keys, self.cache.layer(layer).values):
-                numbers[:, page * PAGE : (page + 1) * PAGE] = torch.nan
 
     def step(self) -> None:
         work = self.schedule()
@@ -121,6 +116,8 @@ PATTERNS = [
     ("causal", "window:5"),
     ("window:6+sinks:2", "window:3"),
     ("window:1", "dilated:3:2"),
+    ("causal", "conv:4"),
+    ("window:6+sinks:2", "window:3", "conv:7"),
 ]
 
 
@@ -239,110 +236,6 @@ def test_a_shared_prompt_takes_its_room_once() -> None:
         together = max(together, len(machine.ran))
     assert together == 3
     assert machine.it.preemptions == 0
-
-
-class Interleavings(RuleBasedStateMachine):
-    """Any order of add, cancel, step, failing step and preemption, on a pool that is too small."""
-
-    pattern: tuple[str, ...] = ("causal",)
-    held = Bundle("held")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.machine = Machine(self.pattern, pages=16, running=3)
-        self.greedy: dict[Sequence, bool] = {}
-        self.now = 0.0
-
-    @rule(
-        target=held,
-        shared=st.sampled_from([0, 5, 12, 19, 26]),
-        tail=st.sampled_from([[], [0], [1, 2]]),
-        n=st.sampled_from([1, 1, 2, 3]),
-        greedy=st.booleans(),
-        scored=st.sampled_from([None, None, None, 0]),
-        priority=st.sampled_from([0, 0, 0, 5]),
-    )
-    def add(
-        self, shared: int, tail: list[int], n: int, greedy: bool, scored: int | None, priority: int
-    ) -> object:
-        if len(self.machine.it) > 6:
-            return multiple()
-        prompt = [*((5 * i) % N_VOCAB for i in range(shared)), *tail] or [1]
-        temperature = 0.0 if greedy else 1.0
-        texts = []
-        for choice in range(n):
-            wanted = {"prompt_logprobs": scored} if choice == 0 else {}
-            text = start(prompt, choice, temperature=temperature, max_tokens=MADE, **wanted)
-            text.priority = priority
-            self.greedy[text] = greedy
-            texts.append(text)
-        self.now += 0.1
-        self.machine.it.add(texts, self.now)
-        return multiple(*texts)
-
-    @rule(text=held)
-    def cancel(self, text: Sequence) -> None:
-        self.machine.it.finish(text)
-        self.check(text)
-
-    @rule(times=st.integers(1, 4))
-    def step(self, times: int) -> None:
-        it = self.machine.it
-        for _ in range(times):
-            first = min([*it.running, *it.waiting], key=it._places.__getitem__, default=None)
-            self.machine.step()
-            ran = [sequence for sequence, _, _ in self.machine.ran]
-            assert first is None or first in ran, "the first goes on in every step"
-
-    @rule()
-    def a_step_fails(self) -> None:
-        """In the middle: what it was to fill is full of NaN, and its texts are over."""
-        for sequence, _ in self.machine.schedule():
-            self.machine.it.finish(sequence)
-
-    @rule()
-    def preempt(self) -> None:
-        if self.machine.it.running:
-            self.machine.it._preempt({})
-
-    @invariant()
-    def fits_together(self) -> None:
-        self.machine.it.check_integrity()
-
-    def check(self, text: Sequence) -> None:
-        prompt = tuple(text.ids[: text.prompt_len])
-        wanted = alone(self.pattern, prompt, text.choice, self.greedy[text])
-        assert text.ids[text.prompt_len :] == wanted[: text.output_len]
-        assert len(text.scores) in (0, len(text.targets)) or not text.output_len
-        assert text.cached < text.prompt_len
-
-    def teardown(self) -> None:
-        left = [*self.machine.it.running, *self.machine.it.waiting]
-        self.machine.finish()
-        assert all(text.full for text in left), "everyone finishes"
-        for text in self.greedy:
-            self.check(text)
-
-
-class WindowedInterleavings(Interleavings):
-    """The same over layers that remember different things."""
-
-    pattern = ("causal", "window:6+sinks:2")
-
-
-class ForgettingInterleavings(Interleavings):
-    """And over layers that all forget, so that hits have gaps."""
-
-    pattern = ("window:6+sinks:2", "window:3")
-
-
-FEW = settings(max_examples=8, stateful_step_count=20, deadline=None, derandomize=True)
-Interleavings.TestCase.settings = FEW
-WindowedInterleavings.TestCase.settings = FEW
-ForgettingInterleavings.TestCase.settings = FEW
-TestInterleavings = Interleavings.TestCase
-TestWindowedInterleavings = WindowedInterleavings.TestCase
-TestForgettingInterleavings = ForgettingInterleavings.TestCase
 
 
 def test_the_layers_of_these_tests_remember_different_things() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +24,10 @@ PROMPT = "The same long beginning of every question, and then: "
 Serve = Callable[..., Served]
 
 
-def real(pattern: list[str]) -> GPT:
+def real(pattern: list[str], **fields: Any) -> GPT:
     config = GPTConfig(
         vocab_size=BYTES.n_vocab, block_size=128, n_layer=2, n_head=2, d_model=16, pattern=pattern,
-        init_std=0.3,
+        init_std=0.3, **fields,
     )  # fmt: skip
     return build(config)
 
@@ -54,6 +55,40 @@ def test_the_text_is_the_same_cold_and_warm(
     answers = [without.client.generate(p, max_tokens=12, **settings) for p in [PROMPT] * 2]
     assert [answer.token_ids for answer in answers] == [cold.token_ids] * 2
     assert [answer.finish.cached_tokens for answer in answers] == [0, 0]
+
+
+ALL_FIELDS = {
+    "attn_softcap": 2.0, "value_embeddings": True, "conv_width": 6, "residual_scalars": True,
+    "x0_scalars": True, "logit_softcap": 9.0, "zero_init": True, "tie_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_model_with_every_field_is_served_as_it_is_trained(serve: Serve) -> None:
+    """Short of pages, in company, cold and warm: each token is what the full forward of all before
+    it likes best. Its own texts of a prompt are those it makes without sharing."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = real(["window:9+sinks:2", "causal"], **ALL_FIELDS)
+    served = serve(model, **(OPTIONS | {"n_pages": 24}))
+    prompts = [PROMPT, PROMPT[:41], PROMPT[:30] + "else", "short", PROMPT]
+    for _ in range(2):
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            calls = [
+                pool.submit(served.client.generate, p, max_tokens=14, temperature=0.0)
+                for p in prompts
+            ]
+            made = [list(call.result().token_ids) for call in calls]
+        for prompt, tokens in zip(prompts, made, strict=True):
+            with torch.inference_mode():
+                logits = model(torch.tensor([BYTES.encode(prompt) + tokens]))[0]
+            assert len(tokens) == 14
+            assert logits.argmax(-1)[-15:-1].tolist() == tokens
+    assert served.engine.preemptions > 0
+    again = served.client.generate(PROMPT, max_tokens=8, seed=3, n=3)
+    assert [choice.finish.cached_tokens for choice in again.choices] == [52] * 3
+    without = serve(model, **OPTIONS, prefix_cache=False)
+    apart = without.client.generate(PROMPT, max_tokens=8, seed=3, n=3)
+    assert [c.token_ids for c in again.choices] == [c.token_ids for c in apart.choices]
 
 
 def test_texts_of_one_prompt_share_it(serve: Serve) -> None:

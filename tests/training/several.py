@@ -63,10 +63,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--ragged", action="store_true", help="leave out some targets")
+    parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--resume", type=Path)
     args = parser.parse_args(argv)
     torch.manual_seed(0)
-    module = make_module(config={"n_layer": 2, "n_head": 2})
+    module = make_module(config={"n_layer": 2, "n_head": 2}, optimizer={"kind": args.optimizer})
     data = make_data(args.corpus, batch_size=args.batch_size)
     if args.ragged:
         data.train_dataloader = lambda: Ragged(type(data).train_dataloader(data))

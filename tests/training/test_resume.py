@@ -309,6 +309,10 @@ def test_the_length_of_a_run_counts_only_where_the_rate_depends_on_it():
     before = {"trainer.max_steps": 10, "model.optimizer.schedule": "constant"}
     assert broken_exactness(before, {**before, "trainer.max_steps": 20}) == []
     assert broken_exactness({}, before) == []
+    falling = {**before, "model.optimizer.weight_decay_schedule": "linear"}
+    assert broken_exactness(falling, {**falling, "trainer.max_steps": 20}) == [
+        "not exact: the weight decay is another, because trainer.max_steps was 10 and is 20"
+    ]
 
 
 def test_a_checkpoint_is_plain_data_whatever_clips_the_gradients(run, corpus):

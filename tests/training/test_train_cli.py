@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import resource
 import shutil
@@ -11,7 +12,8 @@ import yaml
 
 from gpt.training.checks import check_precision
 from gpt.training.cli import main
-from gpt.training.run import shipped_configs
+from gpt.training.run import find_config, shipped_configs
+from tests.training.small import write_corpus
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +105,48 @@ def test_every_shipped_config_is_accepted(name, capsys):
     config = parsed(capsys, "--config", name)
     assert config["name"] == name
     assert config["trainer"]["max_steps"] > 0
+
+
+RECIPES = (
+    "shakespeare-tiny", "shakespeare-fast", "tinyshakespeare-char", "tinyshakespeare-fast",
+    "tinyshakespeare-10m",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains_a_few_steps(name, tmp_path, capsys):
+    """With a smaller model and text; the optimizer and the kind of architecture are its own."""
+    corpus = write_corpus(tmp_path / "text.txt", lines=200)
+    config = find_config(name).resolve()
+    vocabulary = [] if name.startswith("tiny") else ["--data.vocab_size", "300"]
+    status = main(
+        ["fit", "--config", str(config), "--data.source", str(corpus), "--data.batch_size", "2",
+         "--model.config.n_layer", "2", "--model.config.n_head", "2", "--model.config.d_model",
+         "16", "--model.config.block_size", "16", "--trainer.max_steps", "3",
+         "--trainer.val_check_interval", "3", "--trainer.accelerator", "cpu", "--tensorboard",
+         "false", "--samples.every_n_steps", "null", "--wandb", "off", *vocabulary]
+    )  # fmt: skip
+    assert status == 0, capsys.readouterr().err
+    with open(tmp_path / "runs" / name / "metrics.csv") as file:
+        losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
+    assert len(losses) == 1
+    assert losses[0] < 6
+
+
+def test_a_run_goes_on_with_the_optimizer_that_it_began_with(tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "text.txt")
+    argv = ["fit", "--model.preset", "nano", "--model.config.block_size", "16", "--data.source",
+            str(corpus), "--data.tokenizer", "bytes", "--trainer.accelerator", "cpu",
+            "--samples.every_n_steps", "null", "--name", "mine", "--tensorboard", "false",
+            "--resume"]  # fmt: skip
+    assert main([*argv, "--trainer.max_steps", "1"]) == 0, capsys.readouterr().err
+    more = [*argv, "--trainer.max_steps", "2"]
+    assert main([*more, "--model.optimizer.kind", "muon"]) == 1
+    told = capsys.readouterr().err
+    assert "model.optimizer.kind was adamw in the checkpoint's run and is muon" in told
+    assert main([*more, "--model.optimizer.decays", "[head]"]) == 1
+    assert "decays was matrices, embeddings, head in" in capsys.readouterr().err
+    assert main(more) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

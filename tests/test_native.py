@@ -256,7 +256,7 @@ def test_the_flag_says_which_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 def test_what_bf16_weights_cost(library: Path) -> None:
-    """The bound that docs/performance.md states: mean KL below 1e-3 nats, at most 1 % of the most
+    """The bound that docs/performance.md states: mean KL below 1e-3 nats, at most one in sixty of the most
     likely tokens another. Of random weights, whose distributions are as flat as any."""
     kernels = Kernels(library)
     native.use(kernels)

@@ -256,8 +256,8 @@ def test_the_flag_says_which_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_compiler
 def test_what_bf16_weights_cost(library: Path) -> None:
-    """The bound that docs/performance.md states: mean KL below 1e-3 nats, at most one in sixty of the most
-    likely tokens another. Of random weights, whose distributions are as flat as any."""
+    """The bound that docs/performance.md states: mean KL below 1e-3 nats, at most one in sixty of
+    the likeliest tokens another. Of random weights, whose distributions are as flat as any."""
     kernels = Kernels(library)
     native.use(kernels)
     exact, half = (model(dtype, n_layer=4) for dtype in native.DTYPES)

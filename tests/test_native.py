@@ -101,8 +101,8 @@ def model(dtype: torch.dtype, **options: Any) -> GPT:
 @torch.inference_mode()
 def decoded(gpt: GPT, lengths: list[int], *, fixed: bool = False) -> Tensor:
     """Logits of the last token of texts of these lengths, side by side in pages that are not."""
-    page, order = 4, torch.randperm(400, generator=torch.Generator().manual_seed(1)).tolist()
-    cache = KVCache(gpt.config, 401, page, dtype=gpt.dtype)
+    page, order = 4, torch.randperm(600, generator=torch.Generator().manual_seed(1)).tolist()
+    cache = KVCache(gpt.config, 601, page, dtype=gpt.dtype)
     groups = len(cache.spec.groups)
     tables, taken = [], 0
     for n in lengths:

@@ -108,26 +108,28 @@ def load(settings: Settings) -> Engine:
     """
     import torch
 
-    from gpt.checkpoint import load_model
     from gpt.deterministic import make_deterministic
     from gpt.device import check_device
     from gpt.machine import GIB
+    from gpt.native.precision import open_model
     from serve.engine import Engine
 
     device = check_device(settings.device)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    loaded = load_model(settings.model, device=device, dtype=dtype)
+    loaded, dtype, why = open_model(
+        settings.model, settings.dtype, device, exact=settings.deterministic
+    )
     config = loaded.model.config
     log = logging.getLogger(__name__)
     log.info(
-        "model %s: %.2f M parameters, context %d, vocabulary %d, %s on %s, %d threads",
+        "model %s: %.2f M parameters, context %d, vocabulary %d, %s (%s) on %s, %d threads",
         loaded.name,
         loaded.model.num_params() / 1e6,
         config.block_size,
         loaded.tokenizer.n_vocab,
-        settings.dtype,
+        str(dtype).removeprefix("torch."),
+        why,
         device,
         torch.get_num_threads(),
     )
@@ -242,7 +244,7 @@ def build_parser(prog: str) -> CommandParser:
         "no memory besides (default: on)",
     )
     add_watch_arguments(parser)
-    group = add_machine_arguments(parser)
+    group = add_machine_arguments(parser, measures=True)
     add_switch(
         group,
         "--deterministic",

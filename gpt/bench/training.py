@@ -24,7 +24,7 @@ from gpt.errors import ConfigError
 from gpt.loss import total_nats
 from gpt.model import GPT
 from gpt.shares import in_shares, share_tokens
-from gpt.training.optim import OptimizerConfig, make_adamw
+from gpt.training.optim import OptimizerConfig, make_optimizer
 from gpt.weights.layout import gpt2_layout
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -149,7 +149,9 @@ class Ours:
     def _optimizer(self, fused: bool) -> torch.optim.Optimizer:
         if fused not in self._optimizers:
             named = self.model.named_parameters()
-            self._optimizers[fused] = make_adamw(named, OptimizerConfig(), fused=fused)
+            self._optimizers[fused] = make_optimizer(
+                named, OptimizerConfig(), self.shape.config, fused=fused
+            )
         return self._optimizers[fused]
 
 
@@ -227,7 +229,7 @@ def first_loss(loss: Callable[[], Tensor]) -> Callable[[], float]:
 
 def take_step(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Backward, clip, update: what both programs' loops do."""
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -20,8 +20,10 @@ WORKDIR /source
 RUN python -m venv /opt/antiphon
 COPY deploy/requirements.txt deploy/
 # First and by itself: it is nearly all of the image, and changes least often.
+# hadolint ignore=DL3013
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch' deploy/requirements.txt)"
 RUN pip install --requirement deploy/requirements.txt
+# hadolint ignore=DL3059
 RUN python -c "import sys, torch; built = 'cuda' if torch.version.cuda else 'cpu'; \
 wanted = sys.argv[1]; sys.exit(None if built == wanted else \
 f'torch {torch.__version__} is built for {built}, the image is for {wanted}: give TORCH_INDEX')" \

@@ -28,7 +28,7 @@ SPREAD = json.dumps(
         "healthCheckConfig": {"serviceName": "serve.v1.GenerationService"},
     }
 )
-"""gRPC's service config for them. Source: grpc/grpc doc/load-balancing.md, doc/health-checking.md."""
+"""gRPC's service config for them. Source: grpc/grpc, load-balancing.md and health-checking.md."""
 
 REQUEST_ID = "x-request-id"
 """Metadata that names a call: from its caller, and back in the trailers."""

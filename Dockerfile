@@ -17,6 +17,10 @@ ENV PATH=/opt/antiphon/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_INPUT=1
 WORKDIR /source
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+# hadolint ignore=DL3059
 RUN python -m venv /opt/antiphon
 COPY deploy/requirements.txt deploy/
 # First and by itself: it is nearly all of the image, and changes least often.
@@ -33,8 +37,10 @@ COPY configs configs
 COPY protos protos
 COPY gpt gpt
 COPY serve serve
-# What training needs is left out, so pip must not look for it.
-RUN pip install --no-deps . && pip uninstall --yes pip && antiphon serve --help >/dev/null
+# What training needs is left out, so pip must not look for it. The kernels are compiled here, as the
+# image has no compiler; -P has Python take the installed package, not this folder's.
+RUN pip install --no-deps . && python -P -m gpt.native.build \
+    && pip uninstall --yes pip && antiphon serve --help >/dev/null
 
 FROM python:${PYTHON}-slim
 # A number, so that Kubernetes can see that it is not root.

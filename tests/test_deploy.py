@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from gpt.native import build as building
 from gpt.size import parameter_count
 from gpt.subject import find
 from serve import life
@@ -140,6 +142,24 @@ def test_the_image_runs_as_a_number_that_is_not_root_and_its_command_is_one() ->
     ports = [int(port) for port in re.findall(r"^EXPOSE (.+)$", last, re.MULTILINE)[0].split()]
     assert ports == [settings.port, SETTINGS["metrics_port"]]
     assert PREFIX not in re.sub(r"^#.*$", "", DOCKERFILE, flags=re.MULTILINE)
+
+
+def test_kernels_compiled_for_the_image_need_no_compiler_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "python -P -m gpt.native.build" in DOCKERFILE
+    for name in building.SOURCES:
+        shutil.copy(ROOT / "gpt" / "native" / name, tmp_path)
+    monkeypatch.setattr(building, "__file__", str(tmp_path / "build.py"))
+    monkeypatch.setenv("PATH", "")
+    for variable in ("CXX", building.SWITCH):
+        monkeypatch.delenv(variable, raising=False)
+    shipped = building.beside(tmp_path)
+    shipped.touch()
+    assert building.build() == shipped
+    (tmp_path / building.SOURCES[0]).write_text("// others", encoding="utf-8")
+    with pytest.raises(building.NotBuiltError, match="no C\\+\\+ compiler"):
+        building.build()
 
 
 # --- Manifests ----------------------------------------------------------------------------------

@@ -53,16 +53,25 @@ def hint(given: str, possible: Iterable[str]) -> str:
 
 
 def add_machine_arguments(
-    parser: argparse.ArgumentParser, *, precision_of: str = "weights and cache"
+    parser: argparse.ArgumentParser,
+    *,
+    precision_of: str = "weights and cache",
+    measures: bool = False,
 ) -> argparse._ArgumentGroup:
-    """`--device`, `--dtype` and `--threads`: where a model runs, and how. Returns their group."""
+    """`--device`, `--dtype` and `--threads`: where a model runs, and how. Returns their group.
+
+    Args:
+        measures: whether there is `--dtype auto`, the default then (`gpt.native.precision`).
+    """
     group = parser.add_argument_group("machine")
     group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N or mps (default: cpu)")
     group.add_argument(
         "--dtype",
-        default="float32",
-        choices=["float32", "bfloat16", "float64"],
-        help=f"precision of {precision_of} (default: float32)",
+        default="auto" if measures else "float32",
+        choices=[*(["auto"] if measures else []), "float32", "bfloat16", "float64"],
+        help=f"precision of {precision_of} (default: "
+        + ("auto: bfloat16 for large models where it is measured to be faster, else " * measures)
+        + "float32)",
     )
     group.add_argument(
         "--threads",

@@ -40,6 +40,7 @@ from gpt.blocksparse import block_sparse_attention
 from gpt.blockwork import Extra
 from gpt.cache import LayerCache
 from gpt.config import GPTConfig
+from gpt.native import kernels as native
 from gpt.norms import RMSNorm
 from gpt.plan import Group, LayerPlan
 from gpt.positions import ScoreTerm, score_term
@@ -158,8 +159,12 @@ def attend(
     H, D = q.shape[-2:]
     if cache is not None:
         cache.write(k, v, plan)
-    parts = []
+    y = None
     for group in plan.groups:
+        if cache is not None and _in_place(q, group, cache, dropout):
+            y = q.new_empty(q.shape) if y is None else y
+            _read_in_place(q, group, cache, y, scale, term, softcap)
+            continue
         shape = (group.b, group.t, H, D)
         queries = _rows(q, group).reshape(shape).transpose(1, 2)  # (b, H, t, D)
         if cache is not None:
@@ -167,16 +172,45 @@ def attend(
         else:
             keys = _rows(k, group).reshape(group.b, group.s, -1, D).transpose(1, 2)
             values = _rows(v, group).reshape(group.b, group.s, -1, D).transpose(1, 2)
-        keys, values = keys.to(q.dtype), values.to(q.dtype)
+        dtype = torch.float32 if native.widens(q) else q.dtype
+        queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
         part = _kernel(queries, keys, values, group, scale, dropout, term, softcap)
-        parts.append(part.transpose(1, 2))
-    if len(parts) == 1 and plan.groups[0].rows is None:
-        return parts[0].reshape(q.shape)
-    y = q.new_empty(q.shape)
-    for group, part in zip(plan.groups, parts, strict=True):
+        part = part.transpose(1, 2).to(q.dtype)
+        if len(plan.groups) == 1 and group.rows is None:
+            return part.reshape(q.shape)
         assert group.rows is not None, "several groups must say which rows are theirs"
+        y = q.new_empty(q.shape) if y is None else y
         y.view(-1, H, D)[group.rows] = part.reshape(-1, H, D)
+    assert y is not None, "a plan has a group"
     return y
+
+
+def _in_place(q: Tensor, group: Group, cache: LayerCache, dropout: float) -> bool:
+    """Whether the group's keys are read where they lie: single tokens on a processor, if kernels
+    for it could be compiled (`gpt.native`)."""
+    if group.t != 1 or group.fixed or group.blocks is not None or dropout:
+        return False
+    return native.serves(cache.keys) and q.dtype == cache.keys.dtype and native.in_rows(q)
+
+
+def _read_in_place(
+    q: Tensor,
+    group: Group,
+    cache: LayerCache,
+    y: Tensor,
+    scale: float,
+    term: ScoreTerm | None,
+    softcap: float | None,
+) -> None:
+    """Attention of single tokens, written into their rows of y."""
+    kernels, bias = native.current(), group.bias
+    assert kernels is not None, "asked before"
+    if term is not None and bias is None:
+        queries = _rows(q, group).unsqueeze(2)  # (b, H, 1, D)
+        bias = group.hide(term(queries * scale, group.q_pos, group.k_pos))
+    kernels.attend(
+        q, cache.keys, cache.values, y, group, cache.page_size, scale, bias, softcap or 0.0
+    )
 
 
 def _rows(x: Tensor, group: Group) -> Tensor:

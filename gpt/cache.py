@@ -28,6 +28,7 @@ from torch import Tensor
 from gpt.cachespec import CacheSpec
 from gpt.config import GPTConfig
 from gpt.groups import Group, LayerPlan
+from gpt.native import kernels as native
 
 PAGE_SIZE = 16
 
@@ -45,6 +46,10 @@ class LayerCache:
     def write(self, k: Tensor, v: Tensor, plan: LayerPlan) -> None:
         """Store the new tokens' keys and values, (N, K, D) each, in the plan's slots."""
         assert plan.slots is not None, "a dense plan has no slots to write to"
+        kernels = native.current()
+        if kernels is not None and self._takes(k) and self._takes(v):
+            kernels.store(k, v, self.keys, self.values, plan.slots, plan.begun, self.page_size)
+            return
         if plan.begun is not None:
             # The rest of a page is read, too, and hidden; but a weight of 0 times a left-over NaN
             # would still be NaN.
@@ -52,6 +57,10 @@ class LayerCache:
             self.paged(self.values).index_fill_(1, plan.begun, 0)
         self.keys.index_copy_(1, plan.slots, k.transpose(0, 1).to(self.keys.dtype))
         self.values.index_copy_(1, plan.slots, v.transpose(0, 1).to(self.values.dtype))
+
+    def _takes(self, x: Tensor) -> bool:
+        """Whether kernels of our own can store it."""
+        return native.serves(self.keys) and x.dtype == self.keys.dtype and native.in_rows(x)
 
     def read(self, group: Group) -> tuple[Tensor, Tensor]:
         """Keys and values of a group, (b, K, s, D) each; what lies beyond a sequence's own length
@@ -120,6 +129,12 @@ class KVCache:
 
     def layer(self, index: int) -> LayerCache:
         return self._layers[index]
+
+    @property
+    def read_in_place(self) -> bool:
+        """Whether single tokens read their keys where they lie, so that sequences of all lengths
+        may go together: nothing is padded (`gpt.native`)."""
+        return native.serves(self._layers[0].keys)
 
     def paged(self, group: int) -> list[Tensor]:
         """All that a group holds, page by page: views (K or 2, n_pages, numbers)."""

@@ -115,6 +115,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "ask a running server for text and show it as it comes",
             ("generate --target localhost:50051 --prompt 'ROMEO:'",),
         ),
+        "top": Command(
+            "serve.top:main",
+            "watch a running server in the terminal",
+            ("top localhost:9464",),
+        ),
     },
     "Models of other programs": {
         "import": Command(

@@ -148,7 +148,10 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
     trained = training.trained_bytes * (n if training.adapters is None else training.adapters)
     V, word, exact = config.vocab_size, training.product_bytes, training.exact_bytes
     tokens = training.batch_size * config.block_size
-    copies = 0 if word == training.weight_bytes else word * matrix_count(config)
+    copied = matrix_count(config)
+    if in_shares(tokens, V, training.device):  # the head's is there while the loss is made
+        copied -= V * config.d_model
+    copies = 0 if word == training.weight_bytes else word * copied
     gradients = trained
     kept = kept_bytes(config, training) + copies
     forward = V * (exact if word == exact else word + exact)  # a float32 copy of half logits

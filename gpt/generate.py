@@ -100,6 +100,7 @@ def step(
         device=device,
         logit_rows=logit_rows,
         fixed=fixed,
+        in_place=cache.read_in_place,
         conv_width=cache.spec.conv_width,
     )
     logits = model(torch.tensor(ids, device=device), plan, cache)[:, :n_vocab]

@@ -51,7 +51,8 @@ def total_nats(
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     if not wanted:
         return token_nats(x, weight, targets, softcap=softcap, share=share).sum()
-    return _by_shares(x, weight, targets, softcap, share or share_tokens(V, device))
+    found: Tensor = _by_shares(x, weight, targets, softcap, share or share_tokens(V, device))
+    return found
 
 
 def token_nats(
@@ -62,7 +63,8 @@ def token_nats(
     device, V = x.device.type, len(weight)
     if not share and not in_shares(len(x), V, device):
         return _each(x, weight, targets, softcap)
-    return _each_by_shares(x, weight, targets, softcap, share or share_tokens(V, device))
+    found: Tensor = _each_by_shares(x, weight, targets, softcap, share or share_tokens(V, device))
+    return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # it would write the loop out

@@ -87,6 +87,7 @@ def paged_plans(
     patterns: LayerPatterns,
     device: torch.device | str,
     fixed: bool = False,
+    in_place: bool = False,
 ) -> tuple[Tensor, tuple[LayerPlan, ...]]:
     """The position of each token, (N,), and the plan of each kind of pattern."""
     rows = _Rows(chunks, device)
@@ -94,7 +95,7 @@ def paged_plans(
         (
             _fixed_layouts(chunks, i, page_size, rows)
             if fixed
-            else _layouts(chunks, memory, i, page_size, rows),
+            else _layouts(chunks, memory, i, page_size, rows, in_place),
             *_places(chunks, i, page_size, device),
         )
         for i, memory in enumerate(patterns.memories)
@@ -170,14 +171,19 @@ def _places(
 
 
 def _layouts(
-    chunks: Seq[Chunk], memory: Memory, table: int, page_size: int, rows: _Rows
+    chunks: Seq[Chunk],
+    memory: Memory,
+    table: int,
+    page_size: int,
+    rows: _Rows,
+    in_place: bool = False,
 ) -> list[_Layout]:
     """The groups that chunks form under one memory.
 
     Single tokens go together with those that read a like number of pages, so that one long sequence
     does not pad thirty short ones: keys padded in vain stay below a quarter. Sequences past their
-    window all read alike, however long they are. Longer chunks go together only if they have the
-    same borders.
+    window all read alike, however long they are. If keys are read in place, nothing is padded and
+    all single tokens go together. Longer chunks do so only if they have the same borders.
     """
     reaches = []
     keyed: dict[tuple[int, ...], list[int]] = {}
@@ -190,7 +196,7 @@ def _layouts(
             count = reach.pages
             if memory.window is not None and first:  # or one page less, as the window lies
                 count = sinks + pages_for(memory.window - 1, page_size) + 1
-            key = (_bucket(count),)
+            key = () if in_place else (_bucket(count),)
         keyed.setdefault(key, []).append(i)
     return [
         _layout(members, chunks, reaches, memory, table, page_size, rows)

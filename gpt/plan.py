@@ -167,6 +167,7 @@ class AttentionPlan:
         device: torch.device | str = "cpu",
         logit_rows: Seq[int] | None = None,
         fixed: bool = False,
+        in_place: bool = False,
         conv_width: int = 0,
     ) -> AttentionPlan:
         """Chunks of sequences whose earlier tokens are in the cache: serving (`gpt.paged`).
@@ -175,11 +176,12 @@ class AttentionPlan:
             logit_rows: of which tokens logits are wanted, counted over all chunks; None: of all.
             fixed: attention adds up in an order that follows from positions alone
                 (`gpt.deterministic`).
+            in_place: single tokens read their keys where they lie (`KVCache.read_in_place`).
             conv_width: of the model's convolutions, whose state the last of a chunk's tables is of.
         """
         if not isinstance(pattern, LayerPatterns):
             pattern = LayerPatterns((pattern,))
-        positions, kinds = paged_plans(chunks, page_size, pattern, device, fixed)
+        positions, kinds = paged_plans(chunks, page_size, pattern, device, fixed, in_place)
         rows, shift = None, None
         if logit_rows is not None:
             rows = torch.tensor(logit_rows, dtype=torch.int64, device=device)

@@ -113,7 +113,7 @@ def build_parser(prog: str) -> CommandParser:
         "--batch-size", type=int, default=32, metavar="N",
         help="texts made side by side (default: 32)",
     )  # fmt: skip
-    add_machine_arguments(parser)
+    add_machine_arguments(parser, measures=True)
     return parser
 
 
@@ -176,14 +176,16 @@ def open_model(args: argparse.Namespace) -> tuple[LoadedModel, torch.dtype, torc
     """Only after the arguments are known to be good: importing torch takes seconds."""
     import torch
 
-    from gpt.checkpoint import load_model
     from gpt.device import check_device
+    from gpt.native.precision import open_model as open_for_decoding
 
     device = check_device(args.device)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    dtype = getattr(torch, args.dtype)
-    return load_model(args.model, device=device, dtype=dtype), dtype, device
+    loaded, dtype, why = open_for_decoding(args.model, args.dtype, device)
+    if args.dtype == "auto" and dtype != torch.float32:
+        print(f"note: {str(dtype).removeprefix('torch.')} weights ({why})", file=sys.stderr)
+    return loaded, dtype, device
 
 
 def print_samples(args: argparse.Namespace, params: Any, prompt: str) -> int:

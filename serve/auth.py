@@ -23,6 +23,7 @@ import grpc
 
 from gpt.errors import ConfigError
 from serve.limits import Limits, OverLimitError, Quota
+from serve.observing import CALL
 from serve.status import abort, retry_after
 from serve.within import refusing, within
 
@@ -253,6 +254,8 @@ class Authenticate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 )
             log.info("%s: %s", key.label, method)
             CALLER.set(Caller(key.label, granted))
+            if (call := CALL.get()) is not None:
+                call.label = key.label
             yield
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from serve.engine import Engine
+    from serve.watching import Watching
 
 
 class BackgroundServer:
@@ -24,6 +25,7 @@ class BackgroundServer:
         engine: not yet started; the server starts and stops it. None: health says NOT_SERVING, as
             while a model is being loaded.
         settings: of the network.
+        watching: what is told of calls and of the engine.
 
     Attributes:
         target: `host:port`, for `serve.client.Client`.
@@ -31,8 +33,14 @@ class BackgroundServer:
         listener: what listens there, once it does.
     """
 
-    def __init__(self, engine: Engine | None, settings: ListenSettings | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine | None,
+        settings: ListenSettings | None = None,
+        watching: Watching | None = None,
+    ) -> None:
         self._engine = engine
+        self._watching = watching
         self._settings = settings or ListenSettings()
         self._ready: Future[str] = Future()
         self._thread = threading.Thread(
@@ -58,7 +66,7 @@ class BackgroundServer:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
-            self.listener = Listener(self._settings)
+            self.listener = Listener(self._settings, self._watching)
             await self.listener.start()
             if self._engine is not None:
                 self._engine.start()

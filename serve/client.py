@@ -5,16 +5,18 @@
         for delta in client.stream("ROMEO:", seed=1):
             print(delta.text, end="", flush=True)
 
-Nothing here imports torch, and gRPC is imported when a client is made.
+`serve.async_client.AsyncClient` is the same for asyncio. Nothing here imports torch, and gRPC is
+imported when a client is made.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from serve.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls, limit_of
 from serve.errors import RequestError, readable_errors
 from serve.results import (
     Choice,
@@ -27,16 +29,19 @@ from serve.results import (
     Tokenization,
     TokenScore,
 )
+from serve.retry import NEVER, Deadline, Retry
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import grpc
     from typing_extensions import Unpack
 
+    from serve.operations import Operation
     from serve.wire import RequestSettings
 
 __all__ = [
+    "DEFAULT_TARGET",
+    "DEFAULT_TIMEOUT",
     "Choice",
     "Client",
     "Completion",
@@ -46,19 +51,14 @@ __all__ = [
     "Finish",
     "ModelInfo",
     "RequestError",
+    "Retry",
     "Scores",
+    "Tls",
     "TokenScore",
     "Tokenization",
 ]
 
-DEFAULT_TARGET = "127.0.0.1:50051"
-DEFAULT_TIMEOUT = 300.0
-LONGEST_TIMEOUT = 1e8
-"""Three years; more than that is for ever."""
-
-MAX_ANSWER_BYTES = 256 * 2**20
-"""What the client takes in one message; gRPC's own limit of 4 MiB is less than a long text's scores
-may have."""
+T = TypeVar("T")
 
 
 class CompletionStream:
@@ -72,44 +72,76 @@ class CompletionStream:
         prompt_scores: how likely the tokens of the prompt were, if that was asked for.
     """
 
-    def __init__(self, call: Any, target: str) -> None:
-        self._call = call
+    def __init__(
+        self,
+        open_call: Callable[[float | None], Any],
+        target: str,
+        retry: Retry,
+        limit: float | None,
+    ) -> None:
+        from serve.operations import StreamState
+
+        self._open = open_call
         self._target = target
-        self.request_id = ""
-        self.model = ""
-        self.prompt_tokens = 0
-        self.seed = 0
-        self.finishes: dict[int, Finish] = {}
-        self.prompt_scores: list[TokenScore] = []
+        self._retry = retry
+        self._deadline = Deadline(limit)
+        self._failures = 0
+        self._cancelled = False
+        self._state = StreamState()
+        self._call = open_call(limit)
+
+    @property
+    def request_id(self) -> str:
+        return self._state.request_id
+
+    @property
+    def model(self) -> str:
+        return self._state.model
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._state.prompt_tokens
+
+    @property
+    def seed(self) -> int:
+        return self._state.seed
+
+    @property
+    def finishes(self) -> dict[int, Finish]:
+        return self._state.finishes
+
+    @property
+    def prompt_scores(self) -> list[TokenScore]:
+        return self._state.prompt_scores
 
     @property
     def finish(self) -> Finish | None:
         """How the first text ended; None until then."""
-        return self.finishes.get(0)
+        return self._state.finish
 
     def __iter__(self) -> Iterator[Delta]:
         return self
 
     def __next__(self) -> Delta:
-        from serve import wire
-
-        with readable_errors(self._target, connected=self.request_id != ""):
-            for response in self._call:
-                kind = response.WhichOneof("event")
-                if kind == "prompt":
-                    self.request_id = response.prompt.request_id
-                    self.model = response.prompt.model
-                    self.prompt_tokens = response.prompt.prompt_tokens
-                    self.seed = response.prompt.seed
-                    self.prompt_scores = [wire.score_of(s) for s in response.prompt.scores]
-                elif kind == "delta":
-                    return wire.delta_of(response.delta)
-                elif kind == "finish":
-                    self.finishes[response.finish.choice] = wire.finish_of(response.finish)
-        raise StopIteration
+        while True:
+            try:
+                with readable_errors(self._target, connected=self.request_id != ""):
+                    for response in self._call:
+                        if (delta := self._state.take(response)) is not None:
+                            return delta
+                raise StopIteration
+            except RequestError as error:
+                self._failures += 1
+                seconds = self._retry.wait(error, self._failures, self._deadline.left)
+                if seconds is None or self._state.begun or self._cancelled:
+                    raise
+                time.sleep(seconds)
+                self._state = type(self._state)()
+                self._call = self._open(self._deadline.left)
 
     def cancel(self) -> None:
         """Tell the server to stop. Harmless when the text is over."""
+        self._cancelled = True
         self._call.cancel()
 
     def __enter__(self) -> CompletionStream:
@@ -130,13 +162,24 @@ class Client:
     Args:
         target: `host:port`.
         timeout: seconds that a whole request may take unless it says otherwise; None: any time.
+            Attempts and the waits between them share it.
+        retry: when a request that the server could not take is sent again, as `Retry()`; nothing is
+            unless that is given. A text of which something has come never is.
+        tls: True, or a `Tls` that says by which certificates.
+        api_key: who asks, if the server wants to know.
 
     Raises (from its methods):
         RequestError: see there.
     """
 
     def __init__(
-        self, target: str = DEFAULT_TARGET, *, timeout: float | None = DEFAULT_TIMEOUT
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        retry: Retry = NEVER,
+        tls: Tls | bool = False,
+        api_key: str | None = None,
     ) -> None:
         import grpc
 
@@ -144,11 +187,9 @@ class Client:
 
         self.target = target
         self.timeout = timeout
-        # A server that is being started should be found soon after it is there.
-        backoff = {"initial": 100, "min": 100, "max": 5000}
-        options = [(f"grpc.{k}_reconnect_backoff_ms", value) for k, value in backoff.items()]
-        options.append(("grpc.max_receive_message_length", MAX_ANSWER_BYTES))
-        self._channel: grpc.Channel = grpc.insecure_channel(target, options=options)
+        self._retry = retry
+        self._connection = Connection(target, Tls() if tls is True else tls or None, api_key)
+        self._channel = self._connection.channel(grpc)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
 
     def generate(
@@ -157,6 +198,7 @@ class Client:
         *,
         model: str = "",
         timeout: float | None = None,
+        request_id: str | None = None,
         **settings: Unpack[RequestSettings],
     ) -> Completion:
         """Make a text and return it whole.
@@ -165,15 +207,13 @@ class Client:
             prompt: text, or token ids; empty starts from end-of-text.
             model: fail unless this is the model served.
             timeout: seconds for this request instead of the client's.
+            request_id: what the server's log and traces are to call it.
             settings: the fields of `gpt.params.SamplingParams` and of `serve.wire.RequestSettings`;
                 one that is left out, or None, has its default.
         """
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        spec = wire.spec_message(prompt, settings, model)
-        answer = self._call(self._stub.Generate, pb.GenerateRequest(spec=spec), timeout)
-        return wire.completion_of(answer)
+        return self._call(operations.generate(prompt, settings, model), timeout, request_id)
 
     def batch(
         self,
@@ -181,31 +221,35 @@ class Client:
         *,
         model: str = "",
         timeout: float | None = None,
+        request_id: str | None = None,
     ) -> Iterator[tuple[int, Completion | RequestError]]:
         """Make the texts of many requests; each is handed out when it is done, with its index.
 
         Args:
             requests: for each the arguments of `generate` by name, `prompt` among them.
-            model, timeout: as in `generate`; the timeout is for all together.
+            model, timeout, request_id: as in `generate`; for all together.
         """
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        specs = []
-        for index, settings in enumerate(requests):
-            if "prompt" not in settings:
-                raise TypeError(f"request {index} has no prompt")
-            rest: Any = {name: value for name, value in settings.items() if name != "prompt"}
-            specs.append(wire.spec_message(settings["prompt"], rest, model))
-        call = self._stub.BatchGenerate(
-            pb.BatchGenerateRequest(specs=specs), timeout=self._deadline(timeout)
-        )
-        with readable_errors(self.target):
-            for response in call:
-                if response.WhichOneof("outcome") == "completion":
-                    yield response.index, wire.completion_of(response.completion)
-                else:
-                    yield response.index, wire.failure_of(response.failure)
+        request = operations.batch_request(requests, model)
+        metadata = self._connection.metadata(request_id)
+        deadline, failures, begun = Deadline(limit_of(timeout, self.timeout)), 0, False
+        while True:
+            try:
+                with readable_errors(self.target):
+                    call = self._stub.BatchGenerate(
+                        request, timeout=deadline.left, metadata=metadata
+                    )
+                    for response in call:
+                        begun = True
+                        yield operations.batch_result(response)
+                return
+            except RequestError as error:
+                failures += 1
+                seconds = self._retry.wait(error, failures, deadline.left)
+                if seconds is None or begun:
+                    raise
+                time.sleep(seconds)
 
     def stream(
         self,
@@ -213,17 +257,20 @@ class Client:
         *,
         model: str = "",
         timeout: float | None = None,
+        request_id: str | None = None,
         **settings: Unpack[RequestSettings],
     ) -> CompletionStream:
         """Make a text and hand it out as it comes. The arguments are those of `generate`."""
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        spec = wire.spec_message(prompt, settings, model)
-        call = self._stub.GenerateStream(
-            pb.GenerateStreamRequest(spec=spec), timeout=self._deadline(timeout)
-        )
-        return CompletionStream(call, self.target)
+        request = operations.stream_request(prompt, settings, model)
+        metadata = self._connection.metadata(request_id)
+
+        def open_call(left: float | None) -> Any:
+            return self._stub.GenerateStream(request, timeout=left, metadata=metadata)
+
+        limit = limit_of(timeout, self.timeout)
+        return CompletionStream(open_call, self.target, self._retry, limit)
 
     def score(
         self,
@@ -232,30 +279,18 @@ class Client:
         top: int = 0,
         model: str = "",
         timeout: float | None = None,
+        request_id: str | None = None,
     ) -> Scores:
         """How likely the model finds a text.
 
         Args:
             content: text, or token ids; at least one token, and no more than the context holds.
             top: how many of the most likely tokens are wanted at each place, 0 to 20.
-            model, timeout: as in `generate`.
+            model, timeout, request_id: as in `generate`.
         """
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        request = pb.ScoreRequest()
-        wire.fill(request, {"top": top, "model": model}, content=content)
-        answer = self._call(self._stub.Score, request, timeout)
-        return Scores(
-            scores=[wire.score_of(score) for score in answer.scores],
-            total_nats=answer.total_nats,
-            bits_per_byte=answer.bits_per_byte if answer.HasField("bits_per_byte") else None,
-            byte_count=answer.byte_count,
-            request_id=answer.request_id,
-            model=answer.model,
-            queue_seconds=answer.timing.queue_seconds,
-            prefill_seconds=answer.timing.prefill_seconds,
-        )
+        return self._call(operations.score(content, top, model), timeout, request_id)
 
     def tokenize(
         self,
@@ -265,6 +300,7 @@ class Client:
         ids_only: bool = False,
         model: str = "",
         timeout: float | None = None,
+        request_id: str | None = None,
     ) -> Tokenization:
         """Cut a text into the model's tokens.
 
@@ -272,46 +308,37 @@ class Client:
             text: at most 1 MiB of UTF-8.
             special: take the text of special tokens, as `<|endoftext|>`, as those tokens.
             ids_only: leave the tokens' bytes and places out.
-            model, timeout: as in `generate`.
+            model, timeout, request_id: as in `generate`.
         """
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        request = pb.TokenizeRequest()
-        wire.fill(request, {"text": text, "special": special, "ids_only": ids_only, "model": model})
-        answer = self._call(self._stub.Tokenize, request, timeout)
-        return Tokenization(
-            list(answer.ids), list(answer.pieces), list(answer.starts), answer.model
-        )
+        operation = operations.tokenize(text, special, ids_only, model)
+        return self._call(operation, timeout, request_id)
 
     def detokenize(
-        self, ids: Iterable[int], *, model: str = "", timeout: float | None = None
+        self,
+        ids: Iterable[int],
+        *,
+        model: str = "",
+        timeout: float | None = None,
+        request_id: str | None = None,
     ) -> Detokenization:
         """The text of tokens. The arguments are as in `generate`."""
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        request = pb.DetokenizeRequest()
-        wire.fill(request, {"ids": ids, "model": model})
-        answer = self._call(self._stub.Detokenize, request, timeout)
-        return Detokenization(answer.text, answer.data, answer.model)
+        return self._call(operations.detokenize(ids, model), timeout, request_id)
 
     def list_models(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """What models are served."""
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        answer = self._call(self._stub.ListModels, pb.ListModelsRequest(), timeout)
-        return [wire.model_of(model) for model in answer.models]
+        return self._call(operations.list_models(), timeout)
 
     def model(self, name: str = "", *, timeout: float | None = None) -> ModelInfo:
         """What is told of a model. Empty: of the one that is served."""
-        from serve import wire
-        from serve.v1 import generation_pb2 as pb
+        from serve import operations
 
-        request = pb.GetModelRequest()
-        wire.fill(request, {"model": name})
-        return wire.model_of(self._call(self._stub.GetModel, request, timeout))
+        return self._call(operations.get_model(name), timeout)
 
     def await_ready(self, timeout: float) -> None:
         """Wait until the server says that it is serving.
@@ -327,7 +354,10 @@ class Client:
         while (left := end - time.monotonic()) > 0:
             with contextlib.suppress(RequestError), readable_errors(self.target):
                 answer = health.Check(
-                    health_pb2.HealthCheckRequest(), timeout=left, wait_for_ready=True
+                    health_pb2.HealthCheckRequest(),
+                    timeout=left,
+                    wait_for_ready=True,
+                    metadata=self._connection.metadata(None),
                 )
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
@@ -351,11 +381,20 @@ class Client:
     ) -> None:
         self.close()
 
-    def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
-        with readable_errors(self.target):
-            return method(request, timeout=self._deadline(timeout))
-
-    def _deadline(self, timeout: float | None) -> float | None:
-        seconds = self.timeout if timeout is None else timeout
-        # What gRPC cannot add to its clock it takes for a time that is over.
-        return None if seconds is None or seconds > LONGEST_TIMEOUT else seconds
+    def _call(
+        self, operation: Operation[T], timeout: float | None, request_id: str | None = None
+    ) -> T:
+        method = getattr(self._stub, operation.method)
+        metadata = self._connection.metadata(request_id)
+        deadline, failures = Deadline(limit_of(timeout, self.timeout)), 0
+        while True:
+            try:
+                with readable_errors(self.target):
+                    answer = method(operation.request, timeout=deadline.left, metadata=metadata)
+                return operation.read(answer)
+            except RequestError as error:
+                failures += 1
+                seconds = self._retry.wait(error, failures, deadline.left)
+                if seconds is None:
+                    raise
+                time.sleep(seconds)

@@ -39,8 +39,9 @@ from serve.faults import (
 )
 from serve.held import Event, Held, emit
 from serve.memory import size_pool
-from serve.reply import EngineStoppedError, Reply, ScoreReply, TextReply
-from serve.results import ModelInfo
+from serve.observing import NOBODY, Load, Observer, text_end
+from serve.reply import EngineStoppedError, Reply, Scored, ScoreReply, TextReply
+from serve.results import Finish, ModelInfo
 from serve.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Engine:
 
     Attributes:
         ended: done when the engine's thread is; holds the exception if the engine itself failed.
+        observer: whom it tells of steps and of texts that end.
 
     Raises:
         ServerError: the cache cannot hold even one full context.
@@ -104,6 +106,7 @@ class Engine:
         self.dtype = dtype
         self._fixed = fixed
         self.ended: Future[None] = Future()
+        self.observer: Observer = NOBODY
         if n_pages is None:
             pool = size_pool(
                 model.config,
@@ -299,6 +302,21 @@ class Engine:
             return self._scheduler.pages.used
 
     @property
+    def load(self) -> Load:
+        """What is held now."""
+        with self._wake:
+            scheduler, pages = self._scheduler, self._scheduler.pages
+            return Load(
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                waiting_tokens=sum(len(sequence.ids) for sequence in scheduler.waiting),
+                pages_used=[pool.used for pool in pages.pools],
+                pages=pages.capacity,
+                page_size=pages.page_size,
+                preemptions=scheduler.preemptions,
+            )
+
+    @property
     def preemptions(self) -> int:
         """How often a sequence had to give up its pages since the start."""
         with self._wake:
@@ -350,8 +368,8 @@ class Engine:
                 now = time.monotonic()
                 late = [held for held in self._held.values() if now > held.ends_by]
                 overdue = [held.time_is_over(now) for held in late]
-                for held in late:
-                    self._forget(held.sequence)
+                for event in overdue:
+                    self._forget(event.held.sequence, event.end)
                 work = self._scheduler.schedule()
                 if self._check_every_step or not work:
                     self._scheduler.check_integrity()
@@ -368,10 +386,14 @@ class Engine:
 
     def _step(self, work: list[tuple[Sequence, int]]) -> list[Event]:
         """Run the work and return what it made. Requests that are over hold nothing any more."""
+        began = time.monotonic()
         try:
             results = self._run_model(work)
         except BaseException as error:  # whatever it was, only these requests are touched
-            log.exception("a step over %d requests failed", len(work))
+            ids = [self._held[sequence].reply.request_id for sequence, _ in work]
+            log.exception(
+                "a step over %d requests failed", len(work), extra={"fields": {"ids": ids}}
+            )
             self._suspect = True
             failed = GenerationFailedError("the model failed in a step that ran this request")
             if is_out_of_memory(error):
@@ -388,7 +410,11 @@ class Engine:
                 for (sequence, _), made in zip(work, results, strict=True)
                 if made is not None
             ]
-        self._close([event.held for event in events if event.end is not None])
+            made_for = [event.held for event in events if event.delta is not None]
+            self.observer.stepped(sum(n for _, n in work), made_for, began, now)
+            for held in made_for:
+                held.last_token = now
+        self._close([event for event in events if event.end is not None])
         return events
 
     def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
@@ -432,14 +458,20 @@ class Engine:
                 pages.release(sequence)
         self._suspect = False
 
-    def _close(self, over: list[Held]) -> None:
+    def _close(self, over: list[Event]) -> None:
         with self._wake:
-            for held in over:
-                self._forget(held.sequence)
+            for event in over:
+                self._forget(event.held.sequence, event.end)
 
-    def _forget(self, sequence: Sequence) -> None:
-        if self._held.pop(sequence, None) is not None:
+    def _forget(self, sequence: Sequence, end: Finish | Scored | Exception | None = None) -> None:
+        """Let go of a text, held or not.
+
+        Args:
+            end: what its reply is told; None: nobody reads that any more.
+        """
+        if (held := self._held.pop(sequence, None)) is not None:
             self._scheduler.finish(sequence)
+            self.observer.ended(text_end(self.name, held, end, time.monotonic()))
             self._departures += 1
             self._tell_awaiting()
 
@@ -447,7 +479,7 @@ class Engine:
         awaiting, self._awaiting = self._awaiting, []
         for loop, left in awaiting:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there
-                loop.call_soon_threadsafe(lambda left=left: left.done() or left.set_result(None))
+                loop.call_soon_threadsafe(_tell, left)
 
     def _end(self, told: Exception, error: BaseException | None = None) -> None:
         """Tell the requests left, and whoever watches `ended`, whatever else goes wrong."""
@@ -455,9 +487,10 @@ class Engine:
             with self._wake:
                 self._stopping = True
                 left = list(self._held.values())
-            emit(Event(held, end=told) for held in left)
+            events = [Event(held, end=told) for held in left]
+            emit(events)
             if error is None:
-                self._close(left)  # not after a fault: the scheduler may be what is broken
+                self._close(events)  # not after a fault: the scheduler may be what is broken
         except BaseException as fault:  # noqa: BLE001 - raised where `ended` is looked at
             error = error or fault
         finally:
@@ -470,3 +503,8 @@ class Engine:
             else:
                 self.ended.set_exception(error)
         self._tell_awaiting()
+
+
+def _tell(left: asyncio.Future[None]) -> None:
+    if not left.done():  # who waited may have given up
+        left.set_result(None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpt.errors import ServerError
+from serve.connection import REQUEST_ID
 
 if TYPE_CHECKING:
     import grpc
@@ -21,6 +22,7 @@ class RequestError(ServerError):
         code: name of the gRPC status, for example `INVALID_ARGUMENT`.
         violations: `(field, description)` of each fault of the request, if that was the reason.
         retry_after: seconds after which the server wants to be asked again, if it said so.
+        request_id: what the server's log calls the request, if it came that far.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class RequestError(ServerError):
         code: str,
         violations: Sequence[tuple[str, str]] = (),
         retry_after: float | None = None,
+        request_id: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.violations = list(violations)
         self.retry_after = retry_after
+        self.request_id = request_id
 
     @property
     def retryable(self) -> bool:
@@ -78,4 +82,11 @@ def _readable(error: grpc.RpcError, target: str, connected: bool) -> RequestErro
         message = f"{target} did not finish within the time limit; allow more with a longer timeout"
     else:
         message = f"{target} answered {code}: {said}"
-    return RequestError(message, code=code, violations=violations, retry_after=retry_after)
+    named = [value for key, value in error.trailing_metadata() or () if key == REQUEST_ID]
+    return RequestError(
+        message,
+        code=code,
+        violations=violations,
+        retry_after=retry_after,
+        request_id=named[-1] if named else "",
+    )

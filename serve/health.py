@@ -27,11 +27,20 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def __init__(self, *services: str) -> None:
         self._services = {"", *services}
         self._serving = False
+        self._ended = False
         self._changed = asyncio.Event()
 
     def set_serving(self, serving: bool) -> None:
         """Flip the status and tell every watcher. NOT_SERVING at first."""
         self._serving = serving
+        self._tell()
+
+    def end(self) -> None:
+        """Let all watchers go: the server ends. gRPC would cut them off, with a traceback each."""
+        self._ended = True
+        self._tell()
+
+    def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -54,10 +63,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> None:
         told: int | None = None
-        while True:
+        while not self._ended:
             changed = self._changed
             status = self._status(request.service)
             if status != told:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 told = status
             await changed.wait()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the server has ended")

@@ -17,6 +17,7 @@ from gpt.sequence import Sequence
 from gpt.stream import FinishReason, TextStream
 from gpt.tokenizer import Tokenizer
 from serve.faults import GenerationFailedError
+from serve.logs import of as of_call
 from serve.reply import ImpossibleError, Reply, Scored, TextReply
 from serve.results import Delta, Finish, TokenScore, token_score
 
@@ -40,6 +41,7 @@ class Held:
         ends_by: when a text ends with what there is.
         started: when its first step began; None: it has had none.
         first: when its first token was made, or its scores were complete.
+        last_token: when its newest token was made; 0: it has none.
     """
 
     sequence: Sequence
@@ -50,6 +52,7 @@ class Held:
     ends_by: float = math.inf
     started: float | None = None
     first: float | None = None
+    last_token: float = 0.0
 
     def spans(self, now: float) -> Spans:
         """How long each part of its life has been. What has not begun has taken no time yet."""
@@ -61,7 +64,11 @@ class Held:
         """What a step made for it, as its reply wants it."""
         sequence = self.sequence
         if made.token == NOT_FINITE:
-            log.error("request %s: its logits are not finite", self.reply.request_id)
+            log.error(
+                "request %s: its logits are not finite",
+                self.reply.request_id,
+                extra=of_call(self.reply.call),
+            )
             reason = "the model's logits for this request are not finite numbers"
             return Event(self, end=GenerationFailedError(reason))
         if made.token == NO_TOKEN:
@@ -86,7 +93,12 @@ class Held:
             )
             scores = [] if made.logprob is None else [token_score(self.tokenizer, made)]
         except BaseException:  # a panic of the tokenizer is no Exception
-            log.exception("request %s: token %d has no text", self.reply.request_id, made.token)
+            log.exception(
+                "request %s: token %d has no text",
+                self.reply.request_id,
+                made.token,
+                extra=of_call(self.reply.call),
+            )
             return Event(self, end=GenerationFailedError(f"token {made.token} has no text"))
         piece = b"" if made.token in sequence.ends else self.tokenizer.token_bytes(made.token)
         delta = Delta(text, [made.token], scores, [piece], sequence.choice)

@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from gpt.errors import ServerError
+from serve import logs
 from serve.address import UnixSocket, host_of
 from serve.auth import Authenticate, Keys
 from serve.faults import GenerationFailedError, StuckError, watch
@@ -38,6 +39,7 @@ from serve.reload import follow
 from serve.service import NAME, GenerationService
 from serve.tls import Certificates
 from serve.v1 import generation_pb2_grpc
+from serve.watching import Watching
 
 if TYPE_CHECKING:
     from serve.engine import Engine
@@ -74,6 +76,9 @@ LAST_SECONDS = 5.0
 class Listener:
     """A bound port, or socket, with all services on it, not yet serving.
 
+    Args:
+        watching: what is told of calls and of the engine; the listener closes it.
+
     Attributes:
         address: for clients, with the port that was found.
         kept: done, with an exception, if the port was lost and could not be had again.
@@ -83,7 +88,8 @@ class Listener:
         ConfigError: the API keys cannot be used.
     """
 
-    def __init__(self, settings: ListenSettings) -> None:
+    def __init__(self, settings: ListenSettings, watching: Watching | None = None) -> None:
+        self.watching = watching or Watching()
         self.service = GenerationService(settings.max_prompt_bytes)
         self.health = Health(NAME)
         self._settings = settings
@@ -101,6 +107,7 @@ class Listener:
             log.info("callers need an API key; there are: %s", ", ".join(self._keys.labels))
         if self._certificates is None and not settings.host.startswith(NEAR):
             log.warning("no TLS: texts%s travel in the clear", " and keys" if self._keys else "")
+        self._interceptors.insert(0, self.watching.calls)  # who is refused is counted, too
         self._socket: UnixSocket | None = None
         if settings.host.startswith("unix:"):
             path = Path(settings.host.removeprefix("unix:").removeprefix("//"))
@@ -176,6 +183,7 @@ class Listener:
 
     def open(self, engine: Engine) -> None:
         """SERVING from here on."""
+        self.watching.attach(engine)
         self.service.open(engine)
         self.health.set_serving(True)
 
@@ -197,9 +205,11 @@ class Listener:
         """Close the port and all connections."""
         for task in (self.kept, *self._following):
             task.cancel()
+        self.health.end()
         await self._server.stop(GOODBYE_SECONDS)
         if self._socket is not None:
             self._socket.remove()
+        await asyncio.get_running_loop().run_in_executor(None, self.watching.close)
 
 
 def _unless_no_text(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -240,12 +250,15 @@ def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
     except ServerError as error:
         if not isinstance(error.__cause__, StuckError):
             raise
+        logs.flush()
         print(f"antiphon serve: error: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # as below: the stuck thread is still there
+    finally:
+        logs.flush()  # what is printed besides comes after it
     if not finished:
         # Loading cannot be interrupted, and leaving the interpreter under it may crash.
         sys.stdout.flush()
-        sys.stderr.flush()
+        logs.flush()
         os._exit(0)
     return 0
 
@@ -254,7 +267,7 @@ async def _life(settings: Settings, load: Callable[[Settings], Engine]) -> bool:
     """Returns False if it was told to stop while the model was still being loaded."""
     stop = _stop_on_signals()
     _allow_many_connections()
-    listener = Listener(settings)
+    listener = Listener(settings, Watching(settings))
     await listener.start()
     log.info("listening on %s, loading %s", listener.address, settings.model)
     stopping = asyncio.ensure_future(stop.wait())
@@ -315,7 +328,7 @@ def _abandon(engine: Engine, seconds: float) -> None:
     engine.give_up(f"a step took longer than {seconds:g} s (--step-timeout)", told)
     time.sleep(LAST_SECONDS)
     log.critical("the process does not end by itself and is ended")
-    sys.stderr.flush()
+    logs.flush()
     os._exit(1)
 
 
@@ -343,7 +356,7 @@ def _stop_on_signals() -> asyncio.Event:
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
             log.warning("%s again: exiting at once", number.name)
-            sys.stderr.flush()
+            logs.flush()
             os._exit(128 + number)
         log.info("%s: stopping", number.name)
         stop.set()

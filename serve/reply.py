@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from gpt.errors import ServerError, UserError
 from gpt.params import Made
+from serve.observing import CALL
 from serve.results import Delta, Finish, TokenScore
 
 R = TypeVar("R", bound="Reply")
@@ -53,12 +54,14 @@ class Reply:
 
     Attributes:
         cancel: stop the work and free what it holds, within one step. Harmless when it is over.
+        call: the RPC that it answers.
     """
 
     def __init__(self, request_id: str, cancel: Callable[[], None]) -> None:
         self.request_id = request_id
         self.cancel = cancel
         self.loop = asyncio.get_running_loop()
+        self.call = CALL.get()
         self._end: Finish | Scored | Exception | None = None
         self._arrived = asyncio.Event()
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt.arguments import CommandParser, add_machine_arguments, add_switch, number
 from gpt.errors import CheckpointError, ConfigError
+from serve import logs
 from serve.layers import NOT_SETTINGS, Layered, read, shown, summary
 from serve.settings import ListenSettings, add_listen_arguments
+from serve.watchflags import WatchSettings, add_watch_arguments
 
 if TYPE_CHECKING:
     from serve.engine import Engine
@@ -39,7 +40,7 @@ SECRETS = ("api_keys",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ListenSettings):
+class Settings(ListenSettings, WatchSettings):
     """What `antiphon serve` was told.
 
     Attributes:
@@ -86,7 +87,7 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
     settings = _settings(layered)
     if not settings.model.exists():  # found out before torch is imported, which takes seconds
         raise CheckpointError(f"no model at {settings.model}: give a model folder or a checkpoint")
-    start_log()
+    start_log(settings)
     logging.getLogger(__name__).info("settings: %s", summary(parser, layered))
 
     from serve.life import run
@@ -94,15 +95,9 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
     return run(settings, load)
 
 
-def start_log() -> None:
+def start_log(settings: Settings) -> None:
     """The log of a server process: standard error, one line an event."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    # gRPC's own log repeats in five lines what we say in one; GRPC_VERBOSITY=INFO brings it back.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    logs.start(settings.log_format, settings.log_level)
 
 
 def load(settings: Settings) -> Engine:
@@ -113,26 +108,28 @@ def load(settings: Settings) -> Engine:
     """
     import torch
 
-    from gpt.checkpoint import load_model
     from gpt.deterministic import make_deterministic
     from gpt.device import check_device
     from gpt.machine import GIB
+    from gpt.native.precision import open_model
     from serve.engine import Engine
 
     device = check_device(settings.device)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    loaded = load_model(settings.model, device=device, dtype=dtype)
+    loaded, dtype, why = open_model(
+        settings.model, settings.dtype, device, exact=settings.deterministic
+    )
     config = loaded.model.config
     log = logging.getLogger(__name__)
     log.info(
-        "model %s: %.2f M parameters, context %d, vocabulary %d, %s on %s, %d threads",
+        "model %s: %.2f M parameters, context %d, vocabulary %d, %s (%s) on %s, %d threads",
         loaded.name,
         loaded.model.num_params() / 1e6,
         config.block_size,
         loaded.tokenizer.n_vocab,
-        settings.dtype,
+        str(dtype).removeprefix("torch."),
+        why,
         device,
         torch.get_num_threads(),
     )
@@ -246,7 +243,8 @@ def build_parser(prog: str) -> CommandParser:
         help="start prompts from what is still in the KV cache of others that began alike; takes "
         "no memory besides (default: on)",
     )
-    group = add_machine_arguments(parser)
+    add_watch_arguments(parser)
+    group = add_machine_arguments(parser, measures=True)
     add_switch(
         group,
         "--deterministic",

@@ -14,6 +14,9 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from serve.connection import REQUEST_ID
+from serve.observing import CALL
+
 MAX_TEXT = 400
 MAX_VIOLATIONS = 10
 """Trailers are limited to 8 KiB by most peers, and a request may hold thousands of faults."""
@@ -31,7 +34,11 @@ async def abort(
         packed = Any()
         packed.Pack(detail)
         status.details.append(packed)
-    await context.abort_with_status(rpc_status.to_status(status))
+    told = rpc_status.to_status(status)
+    if (call := CALL.get()) is not None:  # these trailers replace those that were set
+        named = (*told.trailing_metadata, (REQUEST_ID, call.request_id))
+        told = told._replace(trailing_metadata=named)
+    await context.abort_with_status(told)
     raise AssertionError("abort does not return")
 
 

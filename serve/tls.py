@@ -157,7 +157,7 @@ def _trusting(path: Path, pem: bytes) -> ssl.SSLContext:
     """A client that trusts these certificates themselves, whoever has signed them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME  # type: ignore[operator]
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     try:
         context.load_verify_locations(cadata=pem.decode("ascii", "replace"))
     except (ssl.SSLError, ValueError) as error:

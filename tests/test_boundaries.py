@@ -71,6 +71,11 @@ def test_the_server_loads_no_lightning() -> None:
     [
         ("serve.scheduler", {"torch", "numpy", "grpc", "tiktoken"}),
         ("serve.client", {"torch", "tiktoken", "gpt.model", "grpc", "google.protobuf"}),
+        ("serve.async_client", {"torch", "tiktoken", "gpt.model", "grpc", "google.protobuf"}),
+        ("serve.top", {"torch", "numpy", "grpc", "google.protobuf", "prometheus_client"}),
+        ("serve.logs", {"torch", "numpy", "grpc", "google.protobuf"}),
+        ("serve.metrics", {"torch", "numpy", "grpc", "google.protobuf"}),
+        ("serve.watching", {"torch", "numpy", "prometheus_client", "opentelemetry"}),
         ("serve.results", {"torch", "numpy", "grpc", "google.protobuf", "tiktoken"}),
         ("serve.wire", {"torch", "numpy", "grpc", "tiktoken"}),
         ("gpt.cli", {"torch", "numpy", "grpc", "lightning", "tiktoken"}),

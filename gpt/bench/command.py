@@ -92,6 +92,34 @@ what there is. The same seed and threads give the same numbers.""",
             "recall --steps 1000 --json recall.json --plot recall.png",
         ),
     ),
+    "decode": Benchmark(
+        "gpt.bench.decode",
+        "tokens per second of the engine, beside other programs on the same weights",
+        """\
+Make texts with the server's engine (scheduler, cache and all) and with other programs, on the same
+random weights and prompts of different lengths, greedily.
+
+Each is a process of its own that opens the model once; rounds go around all of them, and before
+each the memory's speed is measured, so a slow spell of the machine hits all. Tokens per second are
+counted while all texts run; medians stand with the least and the most. "limit" is the share of the
+memory's speed that reading the weights once a step takes; "x" is ours over theirs; "same" counts
+the texts that are those of the first row. (Random weights give many tokens nearly the same chance,
+so that rounding decides; in bfloat16 texts part early.)
+
+A peer that is not installed is left out and named. One with an environment of its own is given as
+--peer-python llama.cpp=…/bin/python.""",
+        (
+            "decode",
+            "decode --batch 1,8,32 --peers transformers,llama.cpp",
+            "decode --dtypes float32 --peers none --json decode.json --plot decode.png",
+        ),
+    ),
+    "prefill": Benchmark(
+        "gpt.bench.prefill",
+        "the same for reading prompts",
+        "Like decode, with longer prompts and texts of a few tokens: how fast prompts are read.",
+        ("prefill", "prefill --prompt 256 --batch 1,8 --json prefill.json"),
+    ),
     "serve": Benchmark(
         "serve.bench.command",
         "what callers of a server see under load, and how much it carries",

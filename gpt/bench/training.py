@@ -227,7 +227,7 @@ def first_loss(loss: Callable[[], Tensor]) -> Callable[[], float]:
 
 def take_step(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Backward, clip, update: what both programs' loops do."""
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch gives it no types
     nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

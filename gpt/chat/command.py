@@ -63,7 +63,7 @@ def build_parser(prog: str) -> CommandParser:
         "the tokenizer alone, and must be the model that is served",
     )  # fmt: skip
     add_sampling_arguments(parser)
-    add_machine_arguments(parser)
+    add_machine_arguments(parser, measures=True)
     return parser
 
 

@@ -196,7 +196,7 @@ class GPTModule(L.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         ids, targets, counted = batch
         self._part_targets.append(counted)
-        nats = self(ids, targets)
+        nats: Tensor = self(ids, targets)
         self._part_nats.append(nats.detach())
         last_part = (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0
         logged = (self.global_step + 1) % max(1, self.trainer.log_every_n_steps) == 0  # type: ignore[attr-defined]

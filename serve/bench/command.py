@@ -75,14 +75,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--shared-prefix", type=int, default=0, metavar="N",
         help="tokens that all drawn prompts begin with, before their own",
     )  # fmt: skip
-    for name, default, what in (
+    for name, seconds, what in (
         ("seconds", 10.0, "what is measured of a row in a round"),
         ("warm-up", 2.0, "load before that, which is not counted"),
         ("drain", 5.0, "what texts under way get to end after that; then they are cut off"),
     ):
         group.add_argument(
-            f"--{name}", type=float, default=default, metavar="S",
-            help=f"{what} (default: {default:g})",
+            f"--{name}", type=float, default=seconds, metavar="S",
+            help=f"{what} (default: {seconds:g})",
         )  # fmt: skip
     group.add_argument(
         "--rounds", type=int, default=3, metavar="N",

@@ -64,11 +64,12 @@ async def in_process(arguments: list[str]) -> AsyncIterator[tuple[AskServer, dic
     from gpt.starter import Starter
     from serve.asked import Asked
     from serve.faults import GenerationFailedError
-    from serve.life import warm_up
+    from serve.ready import self_check, warm_up
     from serve.server import load, parse, start_log
 
-    start_log()
-    engine = load(parse(arguments, "antiphon serve"))
+    settings = parse(arguments, "antiphon serve")
+    start_log(settings)
+    engine = load(settings)
     starter = Starter(engine.model.config, engine.tokenizer)
 
     async def ask(asked: Ask) -> AsyncIterator[Message]:
@@ -84,7 +85,9 @@ async def in_process(arguments: list[str]) -> AsyncIterator[tuple[AskServer, dic
 
     engine.start()
     try:
-        await warm_up(engine)
+        await self_check(engine)
+        if settings.warmup:
+            await warm_up(engine, settings.max_running)
         info = engine.info
         yield ask, _described(info.block_size, info.vocab_size, [*info.special_tokens.values()])
     finally:

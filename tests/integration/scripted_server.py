@@ -1,8 +1,8 @@
 """A server process with a scripted model: `antiphon serve` in all but what it loads.
 
 MODEL is a folder. Loading waits until it holds the file `loaded`; the model says `a` for ever, a
-forward every 10 ms. Once the folder holds the file `break` the engine's scheduler fails; with
-`stuck` a forward does not end, and with `fail` each raises.
+token every 10 ms, or as fast as it can if the folder holds `fast`. Once it holds the file `break`
+the engine's scheduler fails; with `stuck` a forward does not end, and with `fail` each raises.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def load(settings: Settings) -> Engine:
         time.sleep(0.01)
 
     def following(position: int, token: int) -> int:
-        time.sleep(0.01)
+        if not fast:
+            time.sleep(0.01)
         if (settings.model / "break").exists():
             engine._scheduler.schedule = lambda: 1 / 0  # type: ignore[method-assign]
         while (settings.model / "stuck").exists():
@@ -31,6 +32,7 @@ def load(settings: Settings) -> Engine:
             raise RuntimeError("the accelerator is gone")
         return ord("a")
 
+    fast = (settings.model / "fast").exists()
     tokenizer = Tokenizer.bytes()
     model = ScriptedModel(tokenizer.n_vocab, following, block_size=10_000)
     engine = Engine(
@@ -45,5 +47,6 @@ def load(settings: Settings) -> Engine:
 
 
 if __name__ == "__main__":
-    start_log()
-    sys.exit(run(parse(sys.argv[1:], "antiphon serve"), load))
+    settings = parse(sys.argv[1:], "antiphon serve")
+    start_log(settings)
+    sys.exit(run(settings, load))

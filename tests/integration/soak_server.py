@@ -94,5 +94,6 @@ def load(settings: Settings) -> Engine:
 
 
 if __name__ == "__main__":
-    start_log()
-    sys.exit(run(parse(sys.argv[1:], "antiphon serve"), load))
+    settings = parse(sys.argv[1:], "antiphon serve")
+    start_log(settings)
+    sys.exit(run(settings, load))

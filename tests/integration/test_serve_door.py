@@ -136,9 +136,9 @@ def test_mutual_tls_and_keys_from_the_start_over_a_swap_to_the_end(
         assert refused(other.generate)[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
 
         # Another certificate, from another authority, while streams run.
-        streams = [caller.stream(tokens=200) for _ in range(4)]
+        streams = [caller.stream(tokens=200) for _ in range(2)]
         started = [next(stream).prompt.prompt_tokens for stream in streams]
-        assert started == [len(PROMPT)] * 4
+        assert started == [len(PROMPT)] * 2
         (tmp_path / "ca.pem").write_bytes(old.cert_pem.bytes() + new.cert_pem.bytes())
         identity(tmp_path, new)
         server.await_log("took over what is new in")
@@ -151,7 +151,7 @@ def test_mutual_tls_and_keys_from_the_start_over_a_swap_to_the_end(
             assert time.monotonic() < end
         distrusting = stack.enter_context(Caller(target, old, mine))
         assert refused(distrusting.generate)[0] == grpc.StatusCode.UNAVAILABLE
-        assert [text_of(stream) for stream in streams] == ["a" * 200] * 4
+        assert [text_of(stream) for stream in streams] == ["a" * 200] * 2
         assert caller.generate() == "aa", "on the connection that it has"
 
         # The end, in mid-stream.
@@ -200,10 +200,18 @@ def test_what_cannot_be_used_is_one_line_before_the_port_is_opened(
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[ServerProcess]:
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fast")
+    (path / "loaded").touch()
+    (path / "fast").touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(fast: Path) -> Iterator[ServerProcess]:
     flags = ["--max-receive-bytes", "20000", "--max-send-bytes", "2000", "--min-ping-seconds", "1"]
     flags += ["--max-prompt-bytes", "5000", "--no-reflection"]
-    with ServerProcess(SCRIPTED, model, *flags) as process:
+    with ServerProcess(SCRIPTED, fast, *flags) as process:
         process.await_ready()
         yield process
 
@@ -264,9 +272,9 @@ def test_clients_that_never_read_take_no_memory_and_hold_up_nobody(server: Serve
     assert server.process.poll() is None
 
 
-def test_a_server_on_a_socket_leaves_no_file(tmp_path: Path, model: Path) -> None:
+def test_a_server_on_a_socket_leaves_no_file(tmp_path: Path, fast: Path) -> None:
     path = tmp_path / "s"
-    with ServerProcess(SCRIPTED, model, "--host", f"unix:{path}", "--warmup") as server:
+    with ServerProcess(SCRIPTED, fast, "--host", f"unix:{path}", "--warmup") as server:
         assert server.await_ready() == f"serving scripted on unix:{path}"
         with Client(server.target, timeout=PATIENCE) as client:
             assert client.generate("x", max_tokens=2).text == "aa"

@@ -14,6 +14,7 @@ from serve.background import BackgroundServer
 from serve.client import Client
 from serve.engine import Engine
 from serve.v1 import generation_pb2_grpc
+from serve.watching import Watching
 from tests.serve.scripted import ScriptedModel
 
 
@@ -21,13 +22,17 @@ class Served:
     """An engine, its server and a client, in one context."""
 
     def __init__(
-        self, model: ScriptedModel, tokenizer: Tokenizer | None = None, **options: Any
+        self,
+        model: ScriptedModel,
+        tokenizer: Tokenizer | None = None,
+        watching: Watching | None = None,
+        **options: Any,
     ) -> None:
         self.model = model
         self.engine = Engine(
             model, tokenizer or Tokenizer.bytes(), name="scripted", check_every_step=True, **options
         )
-        self.server = BackgroundServer(self.engine)
+        self.server = BackgroundServer(self.engine, watching=watching)
 
     def __enter__(self) -> Served:
         self.server.__enter__()

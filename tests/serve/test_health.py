@@ -53,6 +53,18 @@ def test_watchers_see_each_flip_and_disturb_nobody() -> None:  # S24
         unread.cancel()
 
 
+def test_watchers_are_let_go_when_the_server_ends(caplog: pytest.LogCaptureFixture) -> None:
+    with BackgroundServer(None) as server:
+        channel = grpc.insecure_channel(server.target)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(ask(NAME))
+        assert next(watch).status == NOT_SERVING
+    with channel, pytest.raises(grpc.RpcError) as caught:
+        next(watch)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details() == "the server has ended"
+    assert caplog.messages == []
+
+
 def test_health_and_texts_are_served_beside_many_open_watches(
     serve: Callable[..., Served],
 ) -> None:  # S24

@@ -1,0 +1,192 @@
+// What a decode step spends its time on, for processors: the product of a few rows with a matrix
+// that is read once, and one token's attention over pages of the cache, read where they lie.
+//
+// Plain C functions over addresses: no header of torch or Python is needed, so it compiles in
+// seconds and serves any version of both. `gpt.native.build` compiles it, `gpt.native.kernels` calls
+// it. Threads are OpenMP's, of the copy that torch has loaded, hence torch's own.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#define METHOD inline __attribute__((always_inline))
+#define INLINE static METHOD
+
+struct bf16 {
+    uint16_t bits;
+};
+
+INLINE float number(float value) { return value; }
+INLINE float number(bf16 value) {
+    uint32_t bits = (uint32_t)value.bits << 16;
+    float wide;
+    std::memcpy(&wide, &bits, 4);
+    return wide;
+}
+INLINE void put(float& to, float value) { to = value; }
+INLINE void put(bf16& to, float value) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    to.bits = value != value ? 0x7fc0 : (uint16_t)rounded;
+}
+
+// A thread's own memory, kept between calls. Pieces are told apart by `which`.
+static float* scratch(int which, int64_t count) {
+    struct Kept {
+        float* data[4] = {};
+        int64_t size[4] = {};
+        ~Kept() {
+            for (float* each : data) std::free(each);
+        }
+    };
+    static thread_local Kept kept;
+    if (kept.size[which] < count) {
+        std::free(kept.data[which]);
+        int64_t bytes = (count * 4 + 4095) / 4096 * 4096;
+        kept.data[which] = (float*)std::aligned_alloc(64, bytes);
+        if (!kept.data[which]) std::abort();
+        kept.size[which] = bytes / 4;
+    }
+    return kept.data[which];
+}
+
+// How many rows of a matrix a thread takes at a time: several shares for each, as threads are not
+// equally fast, but no more than stay in L2 while rows of x take turns.
+static int64_t share(int64_t rows, int64_t row_bytes, int threads) {
+    int64_t each = rows / (threads * 6), most = 192 * 1024 / row_bytes;
+    each = each > most ? most : each;
+    return each < 16 ? 16 : each / 8 * 8;
+}
+
+struct Attend {
+    const void *q, *keys, *values;
+    void* out;
+    const int64_t* rows;   // (b,) or null: all in order
+    const int64_t* pages;  // (b, n_pages) or null: keys lie side by side from first_slot on
+    const uint8_t* sees;   // (b, s) or null
+    const float* bias;     // (b or 1, H or 1, s) or null
+    int64_t b, H, K, D, s, n_pages, page_size, skip, first_slot, slots, q_row, bias_b, bias_h;
+    float scale, softcap;  // 0: none
+    int threads;
+};
+
+#define DEPTH 768   // numbers of each row that a tile runs over at a time: so much stays in L1
+#define AHEAD 1024  // bytes
+
+namespace plain {
+#define LANES 4
+#define ROWS 8
+#define COLUMNS 1
+#include "kernels.inl"
+#undef LANES
+#undef ROWS
+#undef COLUMNS
+}  // namespace plain
+
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+namespace avx2 {
+#define LANES 8
+#define ROWS 8
+#define COLUMNS 1
+#include "kernels.inl"
+#undef LANES
+#undef ROWS
+#undef COLUMNS
+}  // namespace avx2
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,fma"))), \
+                             apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512")
+#endif
+namespace avx512 {
+#define LANES 16
+#define ROWS 8
+#define COLUMNS 2
+#include "kernels.inl"
+#undef LANES
+#undef ROWS
+#undef COLUMNS
+}  // namespace avx512
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+// 0: plain, 1: AVX2, 2: AVX-512
+extern "C" int antiphon_level() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+
+#if defined(__x86_64__)
+#define DISPATCH(level, call)        \
+    switch (level) {                 \
+        case 2: avx512::call; break; \
+        case 1: avx2::call; break;   \
+        default: plain::call;        \
+    }
+#else
+#define DISPATCH(level, call) plain::call
+#endif
+
+extern "C" void antiphon_linear(int level, int is_bf16, const void* x, const void* w,
+                                const void* bias, void* y, int64_t M, int64_t N, int64_t K,
+                                int threads) {
+    if (is_bf16) {
+        DISPATCH(level, linear<bf16>((const bf16*)x, (const bf16*)w, (const bf16*)bias, (bf16*)y, M,
+                                     N, K, threads))
+    } else {
+        DISPATCH(level, linear<float>((const float*)x, (const float*)w, (const float*)bias,
+                                      (float*)y, M, N, K, threads))
+    }
+}
+
+extern "C" void antiphon_attend(int level, int is_bf16, const Attend* a) {
+    if (is_bf16) {
+        DISPATCH(level, attend<bf16>(*a))
+    } else {
+        DISPATCH(level, attend<float>(*a))
+    }
+}
+
+// Keys and values of new tokens into their slots of the cache; pages only begun are zeroed first.
+// `item` is the bytes of a number, k_row the distance of two tokens' keys.
+extern "C" void antiphon_store(const char* k, const char* v, char* keys, char* values,
+                               const int64_t* slots, const int64_t* begun, int64_t N, int64_t K,
+                               int64_t D, int64_t k_row, int64_t v_row, int64_t n_slots,
+                               int64_t n_begun, int64_t page_size, int64_t item) {
+    for (int64_t head = 0; head < K; head++) {
+        char *own_keys = keys + head * n_slots * D * item, *own_values = values + head * n_slots * D * item;
+        for (int64_t i = 0; i < n_begun; i++) {
+            int64_t at = begun[i] * page_size * D * item, size = page_size * D * item;
+            std::memset(own_keys + at, 0, size);
+            std::memset(own_values + at, 0, size);
+        }
+        for (int64_t n = 0; n < N; n++) {
+            int64_t at = slots[n] * D * item, size = D * item;
+            std::memcpy(own_keys + at, k + (n * k_row + head * D) * item, size);
+            std::memcpy(own_values + at, v + (n * v_row + head * D) * item, size);
+        }
+    }
+}

@@ -1,0 +1,295 @@
+// The kernels for one instruction set. kernels.cpp includes this file once for each, in a namespace
+// of its own, with LANES floats in a vector; the compiler's vector types do the rest, so there is
+// one text for AVX-512, AVX2 and whatever every processor of the kind has.
+//
+//   ROWS x COLUMNS   the accumulators of a tile, as many as there are registers for
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef float vf_at __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu_at __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+
+INLINE vf load(const float* from) { return *(const vf_at*)from; }
+INLINE void save(float* to, vf value) { *(vf_at*)to = value; }
+INLINE vf spread(float value) { return vf{} + value; }
+INLINE float total(vf v) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += v[i];
+    return sum;
+}
+
+// bfloat16 is the upper half of a float32. A vector of pairs holds LANES numbers in its lower halves
+// and LANES in its upper ones: two operations make floats of all, if the other factor has its even
+// places before its odd ones, which `widen` sees to.
+template <class T> struct Weights;
+template <> struct Weights<float> {
+    static constexpr int parts = 1, step = LANES;
+    vf part[1];
+    METHOD void read(const float* from) { part[0] = load(from); }
+};
+template <> struct Weights<bf16> {
+    static constexpr int parts = 2, step = 2 * LANES;
+    vf part[2];
+    METHOD void read(const bf16* from) {
+        vu pairs = *(const vu_at*)from;
+        part[0] = (vf)(pairs << 16);
+        part[1] = (vf)(pairs & 0xffff0000u);
+    }
+};
+
+// k numbers as floats, in the order in which they meet weights of type W.
+template <class W, class X> void widen(const X* from, float* to, int64_t k) {
+    constexpr int step = Weights<W>::step;
+    int64_t i = 0;
+    if (step != LANES) {
+        for (; i + step <= k; i += step)
+            for (int j = 0; j < LANES; j++) {
+                to[i + j] = number(from[i + 2 * j]);
+                to[i + LANES + j] = number(from[i + 2 * j + 1]);
+            }
+    }
+    for (; i < k; i++) to[i] = number(from[i]);
+}
+
+// y[m][n] = or += sum over k of x[m][k] w[n][k]; x as `widen` lays it out. With few sums at hand
+// each is split, so that one addition need not wait for the one before.
+template <class W, int M, int N>
+INLINE void tile(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k, float* y,
+                 int64_t ldy, bool more) {
+    constexpr int step = Weights<W>::step, parts = Weights<W>::parts;
+    constexpr int split = M * N >= 4 ? 1 : 4 / (M * N), many = split > parts ? split / parts : 1;
+    vf sum[M][N][split] = {};
+    auto add = [&](int64_t i, int j) __attribute__((always_inline)) {
+        Weights<W> weights[N];
+        for (int n = 0; n < N; n++) weights[n].read(w + n * ldw + i);
+        for (int m = 0; m < M; m++)
+            for (int p = 0; p < parts; p++) {
+                vf factor = load(x + m * ldx + i + p * LANES);
+                for (int n = 0; n < N; n++)
+                    sum[m][n][(j * parts + p) % split] += weights[n].part[p] * factor;
+            }
+    };
+    int64_t i = 0;
+    for (; i + many * step <= k; i += many * step) {
+        for (int n = 0; n < N; n++) {
+            __builtin_prefetch((const char*)(w + n * ldw + i) + AHEAD);
+            if (many > 1) __builtin_prefetch((const char*)(w + n * ldw + i) + AHEAD + 64);
+        }
+        for (int j = 0; j < many; j++) add(i + j * step, j);
+    }
+    for (; i + step <= k; i += step) add(i, 0);
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            vf whole = sum[m][n][0];
+            for (int j = 1; j < split; j++) whole += sum[m][n][j];
+            float rest = total(whole);
+            for (int64_t j = i; j < k; j++) rest += x[m * ldx + j] * number(w[n * ldw + j]);
+            float* to = y + m * ldy + n;
+            *to = more ? *to + rest : rest;
+        }
+}
+
+// The same for M rows of x, which stay in L1, and all rows of w, which come from memory once and from
+// L2 for the next M. One stream at a time is what memory is fastest at.
+template <class W, int M, int N>
+void band(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t columns, int64_t k,
+          float* y, int64_t ldy, bool more) {
+    int64_t n = 0;
+    for (; n + N <= columns; n += N)
+        tile<W, M, N>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, more);
+    for (; n < columns; n++) tile<W, M, 1>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, more);
+}
+
+template <class W>
+void product(const float* x, int64_t ldx, int64_t rows, const W* w, int64_t ldw, int64_t columns,
+             int64_t k, float* y, int64_t ldy) {
+    // One row of x fits into L1 whole.
+    const int64_t deep = rows == 1 ? k : DEPTH;
+    for (int64_t from = 0; from < k; from += deep) {
+        int64_t depth = k - from < deep ? k - from : deep, m = 0;
+        auto at = [&](int64_t m) { return x + m * ldx + from; };
+        const W* own = w + from;
+        for (; m + ROWS <= rows; m += ROWS)
+            band<W, ROWS, COLUMNS>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
+        for (; m + 4 <= rows; m += 4)
+            band<W, 4, 1>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
+        for (; m + 2 <= rows; m += 2)
+            band<W, 2, 1>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
+        if (m < rows) band<W, 1, 1>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
+    }
+}
+
+// y (M, N) = x (M, K) w (N, K)^T + bias
+template <class W>
+void linear(const W* x, const W* w, const W* bias, W* y, int64_t M, int64_t N, int64_t K,
+            int threads) {
+    constexpr bool plain = Weights<W>::step == LANES;  // x can be read as it stands
+    float* wide = plain ? (float*)x : scratch(0, M * K);
+    int64_t block = share(N, DEPTH * sizeof(W), threads);
+    int64_t blocks = (N + block - 1) / block;
+#pragma omp parallel num_threads(threads)
+    {
+        if (!plain) {
+#pragma omp for schedule(static)
+            for (int64_t m = 0; m < M; m++) widen<W>(x + m * K, wide + m * K, K);
+        }
+        float* sums = scratch(1, M * block);
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t first = b * block, n = N - first < block ? N - first : block;
+            product<W>(wide, K, M, w + first * K, K, n, K, sums, n);
+            for (int64_t m = 0; m < M; m++) {
+                const float* from = sums + m * n;
+                W* to = y + m * N + first;
+                if (bias)
+                    for (int64_t i = 0; i < n; i++) put(to[i], from[i] + number(bias[first + i]));
+                else
+                    for (int64_t i = 0; i < n; i++) put(to[i], from[i]);
+            }
+        }
+    }
+}
+
+// e to the x for x <= 0: 2 to the whole part by the exponent's bits, times a polynomial for the rest
+// (Cephes' coefficients, off by 2e-7 of the result); 0 below -87.
+INLINE vf power(vf x) {
+    vf low = spread(-87.0f);
+    vi tiny = x < low;
+    x = tiny ? low : x;
+    vf n = x * 1.44269504088896341f - 0.5f;
+    vi whole = __builtin_convertvector(n, vi);  // towards zero, which rounds numbers below 0
+    n = __builtin_convertvector(whole, vf);
+    x = x - n * 0.693359375f - n * -2.12194440e-4f;
+    vf y = spread(1.9875691500e-4f);
+    y = y * x + 1.3981999507e-3f;
+    y = y * x + 8.3334519073e-3f;
+    y = y * x + 4.1665795894e-2f;
+    y = y * x + 1.6666665459e-1f;
+    y = y * x + 5.0000001201e-1f;
+    y = y * x * x + x + 1.0f;
+    vf result = y * (vf)((whole + 127) << 23);
+    return tiny ? vf{} : result;
+}
+
+// scores[0 … s) to weights that add up to 1.
+static void softmax(float* scores, int64_t s) {
+    float most = -INFINITY;
+    for (int64_t i = 0; i < s; i++) most = scores[i] > most ? scores[i] : most;
+    if (!(most > -INFINITY)) most = most == most ? 0 : most;
+    vf sum = {};
+    int64_t i = 0;
+    for (; i + LANES <= s; i += LANES) {
+        vf e = power(load(scores + i) - most);
+        save(scores + i, e);
+        sum += e;
+    }
+    float all = total(sum);
+    if (i < s) {
+        float rest[LANES];
+        for (int j = 0; j < LANES; j++) rest[j] = i + j < s ? scores[i + j] - most : -INFINITY;
+        save(rest, power(load(rest)));
+        for (int j = 0; i + j < s; j++) all += scores[i + j] = rest[j];
+    }
+    float factor = 1 / all;
+    for (int64_t j = 0; j < s; j++) scores[j] *= factor;
+}
+
+// y[0 … D) += weights[0 … s) times rows of v. Rows of weight 0 are not read: they may hold anything.
+template <class W, int N>
+INLINE void mix_block(const float* weights, const W* v, int64_t D, int64_t s, float* y) {
+    constexpr int step = Weights<W>::step, parts = Weights<W>::parts;
+    vf sum[N * parts];
+    for (int n = 0; n < N * parts; n++) sum[n] = load(y + n * LANES);
+    for (int64_t j = 0; j < s; j++) {
+        if (weights[j] == 0) continue;
+        vf p = spread(weights[j]);
+        for (int n = 0; n < N; n++) {
+            Weights<W> row;
+            row.read(v + j * D + n * step);
+            for (int i = 0; i < parts; i++) sum[n * parts + i] += p * row.part[i];
+        }
+    }
+    for (int n = 0; n < N * parts; n++) save(y + n * LANES, sum[n]);
+}
+
+template <class W> void mix(const float* weights, const W* v, int64_t D, int64_t s, float* y) {
+    constexpr int step = Weights<W>::step, many = 8 * LANES / step;
+    int64_t d = 0;
+    for (; d + many * step <= D; d += many * step) mix_block<W, many>(weights, v + d, D, s, y + d);
+    for (; d + step <= D; d += step) mix_block<W, 1>(weights, v + d, D, s, y + d);
+    for (; d < D; d++)
+        for (int64_t j = 0; j < s; j++)
+            if (weights[j] != 0) y[d] += weights[j] * number(v[j * D + d]);
+}
+
+// The sums of `mix`, which are laid out like `widen`'s, in their own order.
+template <class W> void unmix(const float* y, W* to, int64_t D) {
+    constexpr int step = Weights<W>::step;
+    int64_t d = 0;
+    if (step != LANES)
+        for (; d + step <= D; d += step)
+            for (int j = 0; j < LANES; j++) {
+                put(to[d + 2 * j], y[d + j]);
+                put(to[d + 2 * j + 1], y[d + LANES + j]);
+            }
+    for (; d < D; d++) put(to[d], y[d]);
+}
+
+template <class W> void attend(const Attend& a) {
+    const W *q = (const W*)a.q, *keys = (const W*)a.keys, *values = (const W*)a.values;
+    const int64_t G = a.H / a.K, D = a.D, P = a.page_size;
+#pragma omp parallel for schedule(dynamic) num_threads(a.threads)
+    for (int64_t item = 0; item < a.b * a.K; item++) {
+        const int64_t b = item / a.K, k = item % a.K;
+        const int64_t row = a.rows ? a.rows[b] : b;
+        const uint8_t* sees = a.sees ? a.sees + b * a.s : nullptr;
+        // What lies before the first key that is seen, or behind the last, costs nothing.
+        int64_t first = 0, stop = a.s;
+        if (sees) {
+            while (stop > 0 && !sees[stop - 1]) stop--;
+            while (first < stop && !sees[first]) first++;
+        }
+        float* wide = scratch(0, G * D);
+        float* scores = scratch(1, G * a.s);
+        float* sums = scratch(2, D);
+        float* page_scores = scratch(3, G * P);
+        for (int64_t g = 0; g < G; g++)
+            widen<W>(q + row * a.q_row + (k * G + g) * D, wide + g * D, D);
+        auto in_page = [&](int64_t at, int64_t& slot) {
+            // Keys from `at` on that lie side by side, and where.
+            int64_t place = at + a.skip, left = P - place % P;
+            slot = a.pages ? a.pages[b * a.n_pages + place / P] * P + place % P : a.first_slot + at;
+            if (!a.pages) left = P;
+            return stop - at < left ? stop - at : left;
+        };
+        int64_t slot = 0;
+        for (int64_t at = first, n; at < stop; at += n) {
+            n = in_page(at, slot);
+            product<W>(wide, D, G, keys + (k * a.slots + slot) * D, D, n, D, page_scores, n);
+            for (int64_t g = 0; g < G; g++) {
+                float* to = scores + g * a.s + at;
+                const float* from = page_scores + g * n;
+                for (int64_t i = 0; i < n; i++) to[i] = from[i] * a.scale;
+                if (a.softcap > 0)
+                    for (int64_t i = 0; i < n; i++) to[i] = a.softcap * std::tanh(to[i] / a.softcap);
+                if (a.bias) {
+                    const float* term = a.bias + b * a.bias_b + (k * G + g) * a.bias_h + at;
+                    for (int64_t i = 0; i < n; i++) to[i] += term[i];
+                }
+                if (sees)
+                    for (int64_t i = 0; i < n; i++) to[i] = sees[at + i] ? to[i] : -INFINITY;
+            }
+        }
+        for (int64_t g = 0; g < G; g++) {
+            float* weights = scores + g * a.s;
+            softmax(weights + first, stop - first);
+            for (int64_t d = 0; d < D; d++) sums[d] = 0;
+            for (int64_t at = first, n; at < stop; at += n) {
+                n = in_page(at, slot);
+                mix<W>(weights + at, values + (k * a.slots + slot) * D, D, n, sums);
+            }
+            unmix<W>(sums, (W*)a.out + row * a.H * D + (k * G + g) * D, D);
+        }
+    }
+}

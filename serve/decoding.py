@@ -1,0 +1,69 @@
+"""The engine as `antiphon bench decode` and `prefill` measure it: scheduler, cache, step, replies.
+
+Run as a process of its own, `python -m serve.decoding`, that answers as the peers do
+(`gpt/bench/peers/protocol.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from gpt.bench.peers.protocol import Make, serve
+from gpt.native.precision import open_model as open_for_decoding
+from gpt.params import SamplingParams
+from gpt.starter import Starter
+from serve.asked import Asked
+from serve.engine import Engine
+from serve.results import Delta
+
+
+def open_model(folder: str, dtype: str, threads: int) -> tuple[str, Make]:
+    """See `gpt.bench.peers.protocol`."""
+    torch.set_num_threads(threads)
+    loaded, kind, _ = open_for_decoding(folder, dtype, torch.device("cpu"))
+    # Without the prefix cache: every round must compute its prompts.
+    engine = Engine(
+        loaded.model, loaded.tokenizer, name=loaded.name, dtype=kind, prefix_cache=False
+    )
+    engine.start()
+    starter = Starter(loaded.model.config, loaded.tokenizer)
+
+    def make(prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], list[float]]:
+        return asyncio.run(_make(engine, starter, prompts, tokens))
+
+    try:
+        own = version("antiphon")
+    except PackageNotFoundError:
+        own = "source"
+    return own, make
+
+
+async def _make(
+    engine: Engine, starter: Starter, prompts: list[list[int]], tokens: int
+) -> tuple[list[list[int]], list[float]]:
+    """Times: the beginning, when every text had its first token, and each later token's of the text
+    that was last to begin, until the first text is over: as long as all run."""
+    params = SamplingParams(temperature=0, seed=0, max_tokens=tokens, ignore_end_of_text=True)
+    texts: list[list[int]] = [[] for _ in prompts]
+    moments: list[list[float]] = [[] for _ in prompts]
+    began = time.perf_counter()
+
+    async def read(i: int) -> None:
+        reply = engine.submit(Asked([starter.start(prompts[i], params)]))
+        async for event in reply:
+            if isinstance(event, Delta):
+                texts[i] += event.token_ids
+                moments[i] += [time.perf_counter()] * len(event.token_ids)
+
+    await asyncio.gather(*map(read, range(len(prompts))))
+    last = max(moments, key=lambda each: each[0])
+    over = min(each[-1] for each in moments)
+    return texts, [began, *[moment for moment in last if moment <= over]]
+
+
+if __name__ == "__main__":
+    serve(open_model)

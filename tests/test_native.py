@@ -1,0 +1,341 @@
+"""The compiled kernels, held to float64 and to torch's own, and what happens without them."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpt.cache import KVCache
+from gpt.config import GPTConfig
+from gpt.deterministic import make_deterministic
+from gpt.model import GPT
+from gpt.native import build as building
+from gpt.native import kernels as native
+from gpt.native import linear as products
+from gpt.native import precision
+from gpt.native.build import NotBuiltError, build
+from gpt.native.kernels import Kernels
+from gpt.native.linear import RoutedLinear, Routes, route, speed_up
+from gpt.plan import AttentionPlan, Chunk
+
+NO_COMPILER = not any(shutil.which(name) for name in building.COMPILERS)
+needs_compiler = pytest.mark.skipif(NO_COMPILER, reason="no C++ compiler here")
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """Kept between runs in the user's cache, as the program itself keeps it."""
+    return build()
+
+
+@pytest.fixture(params=range(len(native.LEVELS)), ids=lambda level: native.LEVELS[level])
+def kernels(request: pytest.FixtureRequest, library: Path) -> Iterator[Kernels]:
+    found = Kernels(library, request.param)
+    if found.level != request.param:
+        pytest.skip("not on this processor")
+    native.use(found)
+    yield found
+    native.use(None)
+
+
+@pytest.fixture(autouse=True)
+def none_left() -> Iterator[None]:
+    yield
+    native.use(None)
+    native._refused = None
+
+
+def bound(dtype: torch.dtype) -> float:
+    """Of the largest number: float32 sums are off by 1e-7; bf16 results are rounded to 2^-8."""
+    return 2e-6 if dtype == torch.float32 else 2**-8
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).abs().max() / exact.abs().max())
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("M", "N", "K"),
+    [(1, 1, 1), (1, 50, 768), (2, 7, 33), (3, 100, 17), (7, 19, 1600), (15, 64, 64), (33, 257, 96)],
+)
+def test_products_are_those_of_float64(
+    kernels: Kernels, dtype: torch.dtype, M: int, N: int, K: int
+) -> None:
+    torch.manual_seed(M)
+    x, weight, bias = (torch.randn(*size).to(dtype) for size in ((M, K), (N, K), (N,)))
+    for b in (bias, None):
+        exact = F.linear(x.double(), weight.double(), None if b is None else b.double())
+        assert error(kernels.linear(x, weight, b), exact) <= bound(dtype)
+
+
+@needs_compiler
+def test_products_keep_what_is_not_a_number(kernels: Kernels) -> None:
+    x = torch.tensor([[1.0, torch.nan], [1.0, torch.inf], [1.0, 2.0]])
+    for dtype in native.DTYPES:
+        found = kernels.linear(x.to(dtype), torch.ones(1, 2, dtype=dtype))
+        assert found[0].isnan().all()
+        assert found[1].isinf().all()
+        assert found[2] == 3
+
+
+def model(dtype: torch.dtype, **options: Any) -> GPT:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "vocab_size": 61, "block_size": 128, "n_layer": 2, "n_head": 4, "d_model": 64,
+        "init_std": 0.2,
+    }  # fmt: skip
+    return GPT(GPTConfig(**{**settings, **options})).eval().to(dtype)
+
+
+@torch.inference_mode()
+def decoded(gpt: GPT, lengths: list[int], *, fixed: bool = False) -> Tensor:
+    """Logits of the last token of texts of these lengths, side by side in pages that are not."""
+    page, order = 4, torch.randperm(600, generator=torch.Generator().manual_seed(1)).tolist()
+    cache = KVCache(gpt.config, 601, page, dtype=gpt.dtype)
+    groups = len(cache.spec.groups)
+    tables, taken = [], 0
+    for n in lengths:
+        own = [1 + page for page in order[taken : taken + -(-n // page)]]
+        tables.append([own] * groups)
+        taken += len(own)
+    texts = torch.randint(
+        61, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(2)
+    )
+
+    def run(chunks: list[Chunk]) -> Tensor:
+        ids = [texts[i, c.start : c.end] for i, c in zip(at, chunks, strict=True)]
+        plan = AttentionPlan.paged(
+            chunks, page_size=page, pattern=cache.spec.patterns, fixed=fixed,
+            in_place=cache.read_in_place and not fixed,
+        )  # fmt: skip
+        return gpt(torch.cat(ids), plan, cache)
+
+    at = [i for i, n in enumerate(lengths) if n > 1]
+    if at:
+        run([Chunk(0, lengths[i] - 1, tables[i]) for i in at])
+    at = list(range(len(lengths)))
+    return run([Chunk(n - 1, 1, tables[i]) for i, n in enumerate(lengths)])
+
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"n_kv_head": 2, "position": "rotary"},
+    {"n_kv_head": 1, "pattern": "window:10"},
+    {"pattern": ["window:9+sinks:3", "causal"], "position": "rotary"},
+    {"pattern": "dilated:5:3", "position": "none"},
+    {"position": "alibi"},
+    {"position": "relative", "relative_distance": 12},
+    {"head_dim": 20, "attn_softcap": 1.5},
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_attention_over_pages_is_that_of_torch(
+    kernels: Kernels, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts of different lengths; the torch path is held to float64 elsewhere."""
+    calls: list[int] = []
+    whole = Kernels.attend
+
+    def counted(self: Kernels, *args: Any) -> None:
+        calls.append(1)
+        whole(self, *args)
+
+    monkeypatch.setattr(Kernels, "attend", counted)
+    lengths = [1, 4, 5, 30, 17, 64, 3]
+    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
+        gpt = model(dtype, **options)
+        native.use(kernels)
+        found = decoded(gpt, lengths)
+        assert len(calls) == 2, "each layer, all texts together"
+        calls.clear()
+        native.use(None)
+        exact = decoded(gpt.double(), lengths)
+        assert not calls
+        assert error(found, exact) <= limit
+
+
+@needs_compiler
+def test_what_others_left_in_a_page_does_not_matter(library: Path) -> None:
+    """NaN behind a text's end and before its window."""
+    gpt = model(torch.float32, pattern="window:6")
+    native.use(Kernels(library))
+    cache = KVCache(gpt.config, 8, 4)
+    clean = KVCache(gpt.config, 8, 4)
+    for layer in range(2):
+        cache.layer(layer).keys.fill_(torch.nan)
+        cache.layer(layer).values.fill_(torch.nan)
+    ids = torch.randint(61, (14,))
+    with torch.inference_mode():
+        for start, length in ((0, 9), *((i, 1) for i in range(9, 14))):
+            found = []
+            for each in (cache, clean):
+                plan = AttentionPlan.paged(
+                    [Chunk(start, length, [[3, 5, 2, 7]])], page_size=4, pattern=gpt.pattern,
+                    in_place=True,
+                )  # fmt: skip
+                found.append(gpt(ids[start : start + length], plan, each))
+            assert torch.equal(*found)
+
+
+@needs_compiler
+def test_a_model_takes_the_ways_that_were_measured(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernels(library)
+    native.use(kernels)
+    asked: list[int] = []
+    own = Kernels.linear
+
+    def counted(self: Kernels, x: Tensor, *rest: Any) -> Tensor:
+        asked.append(x.numel() // x.shape[-1])
+        return own(self, x, *rest)
+
+    monkeypatch.setattr(Kernels, "linear", counted)
+    for dtype, wide in ((torch.float32, False), (torch.bfloat16, True)):
+        gpt = model(dtype)
+        ids = torch.randint(61, (1, 9))
+        with torch.inference_mode():
+            before = gpt(ids)
+            route(gpt, Routes(kernels, 8, wide))
+            assert isinstance(gpt.head, RoutedLinear)
+            assert gpt.head.weight is gpt.embed.weight
+            assert error(gpt(ids), before.double()) < 0.03
+            assert not asked, "nine rows are beyond"
+            gpt(ids[:, :8])
+            assert set(asked) == {8}
+        asked.clear()
+        gpt(ids[:, :8]).sum().backward()
+        assert not asked, "they have no gradients"
+
+
+@needs_compiler
+def test_the_measurement_ends_and_small_models_are_left_alone(library: Path) -> None:
+    native.use(Kernels(library))
+    assert speed_up(model(torch.float32)) is None
+    for dtype in native.DTYPES:
+        routes = products.measure(Kernels(library), dtype, seconds=0.01)
+        assert 0 <= routes.own_until <= max(products.ROWS)
+    assert set(precision.measure(0.01)) == {1, 16}
+
+
+@needs_compiler
+def test_determinism_keeps_to_torch(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native.use(Kernels(library))
+    monkeypatch.delattr(Kernels, "attend")
+    monkeypatch.delattr(Kernels, "linear")
+    make_deterministic(model(torch.float32))
+
+
+def test_the_flag_says_which_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, large = torch.device("cpu"), 10**9
+
+    def measured(fast: float) -> torch.dtype:
+        monkeypatch.setattr(precision, "measure", lambda: {1: fast, 16: 1.0})
+        return precision.resolve("auto", large, cpu)[0]
+
+    assert measured(1.9) == torch.bfloat16
+    assert measured(1.1) == torch.float32
+    assert precision.resolve("float64", large, cpu)[0] == torch.float64
+    monkeypatch.setattr(precision, "measure", lambda: pytest.fail("measured"))
+    assert precision.resolve("auto", large, cpu, exact=True)[0] == torch.float32
+    assert precision.resolve("auto", 1000, cpu)[0] == torch.float32
+
+
+@needs_compiler
+def test_what_bf16_weights_cost(library: Path) -> None:
+    """The bound that docs/performance.md states: mean KL below 1e-3 nats, at most one in sixty of
+    the likeliest tokens another. Of random weights, whose distributions are as flat as any."""
+    kernels = Kernels(library)
+    native.use(kernels)
+    exact, half = (model(dtype, n_layer=4) for dtype in native.DTYPES)
+    route(half, Routes(kernels, 64, wide=True))
+    lengths = list(range(1, 65))
+    log_p, log_q = (decoded(gpt, lengths).double().log_softmax(-1) for gpt in (exact, half))
+    assert float((log_p.exp() * (log_p - log_q)).sum(-1).mean()) < 1e-3
+    changed = (log_p.argmax(-1) != log_q.argmax(-1)).sum()
+    assert changed <= 1
+
+
+# Building
+
+
+def test_without_a_compiler_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NotBuiltError, match=r"no C\+\+ compiler .*; install one"):
+        build(tmp_path)
+    with caplog.at_level(logging.INFO):
+        assert native.load() is None
+        assert native.load() is None
+    assert caplog.text.count("decoding runs through torch") == 1
+
+
+def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(building.SWITCH, "off")
+    with pytest.raises(NotBuiltError, match="ANTIPHON_NATIVE"):
+        build()
+
+
+def test_a_compiler_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such luck' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    folder = tmp_path / "cache"
+    with pytest.raises(NotBuiltError, match=r"failed: x\.cpp:1: error: no such luck"):
+        build(folder)
+    assert [path.name for path in folder.iterdir()] == ["kernels.lock"]
+    folder.chmod(0o555)
+    monkeypatch.setenv("CXX", f"{compiler} -O1")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotBuiltError, match="cannot keep them"):
+        build(tmp_path / "file" / "below")
+
+
+def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.so"
+    path.write_bytes(b"no library")
+    with pytest.raises(NotBuiltError, match="do not load"):
+        Kernels(path)
+
+
+def _build(folder: Path) -> None:
+    build(folder)
+
+
+def test_several_processes_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that only counts its calls stands for the real one, which takes ten seconds."""
+    compiler, calls = tmp_path / "counts", tmp_path / "calls"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f"echo call >> {calls}\n"
+        "sleep 0.2\n"
+        'while [ $# -gt 1 ]; do shift; done\ntouch "$1"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_build, args=(tmp_path / "cache",)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert calls.read_text().split() == ["call", "call"], "compiled and linked"

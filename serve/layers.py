@@ -141,7 +141,9 @@ def scalar(action: argparse.Action, value: Any) -> str:
         if len(value) == 1:
             return scalar(action, value[0])
         parts = [str(each) for each in value]
-        listed: str = yaml.safe_dump(parts, width=10**6, allow_unicode=True, default_flow_style=True)
+        listed: str = yaml.safe_dump(
+            parts, width=10**6, allow_unicode=True, default_flow_style=True
+        )
         return listed.strip()
     if action.dest.endswith("_mode"):
         return f'"{value:o}"'

@@ -78,7 +78,7 @@ class Models:
         self._served: dict[str, Served] = {}
 
     def put(self, new: Served) -> Served | None:
-        """Serve this under its engine's name, from the next request on. Returns what it replaces."""
+        """Serve this under its name, from the next request on. Returns what it replaces."""
         old = self._served.get(new.engine.name)
         self._served[new.engine.name] = new
         return old

@@ -28,15 +28,17 @@ def skip_empty_hooks(callbacks: Iterable[Callback], module: L.LightningModule) -
     Lightning calls every hook of every callback, the empty ones included: a hundred a step, a
     millisecond on a slow core. It leaves out what is no function.
     """
-    for callback in callbacks:
-        _skip(callback, Callback)
-    _skip(module, L.LightningModule)
+    for owner in (*callbacks, module):
+        for name in STEP_HOOKS:
+            if is_empty_hook(owner, name):
+                setattr(owner, name, None)
 
 
-def _skip(owner: Callback | L.LightningModule, base: type) -> None:
-    for name in STEP_HOOKS:
-        if getattr(type(owner), name) is getattr(base, name):
-            setattr(owner, name, None)
+def is_empty_hook(owner: Callback | L.LightningModule, name: str) -> bool:
+    """Whether a step hook is only inherited, or was taken away."""
+    base = Callback if isinstance(owner, Callback) else L.LightningModule
+    hook = getattr(owner, name)
+    return hook is None or getattr(hook, "__func__", None) is getattr(base, name)
 
 
 F = TypeVar("F", bound=Callable[..., object])

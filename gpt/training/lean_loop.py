@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -29,7 +30,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gpt.training.lean import NOTHING, NoProfiler
+from gpt.training.lean import NOTHING, STEP_HOOKS, NoProfiler, is_empty_hook
 
 KNOWN = ((2, 5), (2, 6))
 """Versions of Lightning whose loop is the one that is shortened here."""
@@ -46,7 +47,7 @@ _OWN_PRECISION = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Way:
     """How the batches of a run are gone through.
 
@@ -54,12 +55,24 @@ class _Way:
         takes_index: whether `training_step` takes the number of the batch.
         arrive: puts a batch where the model is, in its precision.
         context: of the forward pass.
+        callbacks: those of the trainer when it was last looked who has which hook.
+        having: callbacks and at last the module, where they have more than an empty hook.
     """
 
     module: L.LightningModule
     takes_index: bool
     arrive: Callable[[Any], Any]
     context: Callable[[], AbstractContextManager[Any]]
+    callbacks: list[Callback] = field(default_factory=list)
+    having: dict[str, list[Callback | L.LightningModule]] = field(default_factory=dict)
+
+    def look_for_hooks(self, trainer: L.Trainer) -> None:
+        self.callbacks = list(trainer.callbacks)  # type: ignore[attr-defined]
+        owners: list[Callback | L.LightningModule] = [*self.callbacks, self.module]
+        self.having = {
+            name: [owner for owner in owners if not is_empty_hook(owner, name)]
+            for name in STEP_HOOKS
+        }
 
 
 def common_way(trainer: L.Trainer, fetcher: _DataFetcher) -> _Way | None:
@@ -81,12 +94,14 @@ def common_way(trainer: L.Trainer, fetcher: _DataFetcher) -> _Way | None:
         or strategy._lightning_optimizers[0]._optimizer is not strategy.optimizers[0]
     ):
         return None
-    return _Way(
+    way = _Way(
         module,
         is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2),
         _arrival(trainer),
         _context(strategy.precision_plugin),
     )
+    way.look_for_hooks(trainer)
+    return way
 
 
 def _is_plain(precision: Precision) -> bool:
@@ -221,15 +236,20 @@ class LeanEpochLoop(_TrainingEpochLoop):
         `__setattr__`, which would look whether it is a parameter.
         """
         trainer, module = self.trainer, way.module
+        if trainer.callbacks != way.callbacks:  # someone came or went
+            way.look_for_hooks(trainer)
         facts = module.__dict__
         before = facts["_current_fx_name"]
         facts["_current_fx_name"] = name
-        for callback in trainer.callbacks:
-            hook = getattr(callback, name)
-            if callable(hook):
+        answer = None
+        for owner in way.having[name]:
+            hook = getattr(owner, name)
+            if not callable(hook):
+                continue
+            if owner is module:
+                answer = hook(*args)
+            else:
                 hook(trainer, module, *args)
-        hook = getattr(module, name)
-        answer = hook(*args) if callable(hook) else None
         facts["_current_fx_name"] = before
         return answer
 

@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 
 from gpt.training import lean_loop
 from gpt.training.lean import NoProfiler
@@ -79,9 +80,7 @@ def run(kind, folder, module, loaders, steps, ckpt_path=None, callbacks=(), **op
         "default_root_dir": str(folder), "callbacks": [*callbacks, records, saves], **options,
     }  # fmt: skip
     trainer = kind(**settings)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelCheckpoint, "_should_skip_saving_checkpoint", saves_all, raising=True)
-        trainer.fit(module, ckpt_path=ckpt_path, **loaders)
+    trainer.fit(module, ckpt_path=ckpt_path, **loaders)
     saved = {
         path.name: plain(torch.load(path, weights_only=False))
         for path in sorted(folder.glob("*.ckpt"))
@@ -89,10 +88,6 @@ def run(kind, folder, module, loaders, steps, ckpt_path=None, callbacks=(), **op
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     rows = (folder / "metrics.csv").read_text()
     return trainer, (saved, records.calls, metrics, rows, plain(dict(module.state_dict())))
-
-
-def saves_all(self, trainer):
-    return trainer.sanity_checking
 
 
 def both(tmp_path, make, steps, resume=None, **options):
@@ -236,7 +231,7 @@ def test_what_is_out_of_the_ordinary_is_left_to_lightning(tmp_path, corpus, why,
     elif why == "version":
         monkeypatch.setattr(lean_loop, "KNOWN", ((1, 0),))
     else:
-        options["precision"] = "16-mixed"
+        options["plugins"] = [MixedPrecision("16-mixed", "cpu")]
     trainer = LeanTrainer(
         **TRAINER_DEFAULTS, accelerator="cpu", logger=False, max_steps=2,
         enable_progress_bar=False, enable_checkpointing=False, default_root_dir=str(tmp_path),

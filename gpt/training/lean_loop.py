@@ -206,6 +206,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         if (
             self._way is None
             or trainer.should_stop
+            or trainer.received_sigterm
             or trainer.lr_scheduler_configs
             or getattr(self, "_skip_next_val", False)
             or not self._is_far_from_validation()
@@ -214,8 +215,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
             return
         if not self._should_accumulate():
             self._batches_that_stepped += 1
-        if trainer.received_sigterm:
-            super().on_advance_end(data_fetcher)  # raises
 
     def _is_far_from_validation(self) -> bool:
         """Whether the numbers of the batch alone say that it is not validated after this one."""

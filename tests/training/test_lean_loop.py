@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from gpt.training import lean_loop
 from gpt.training.lean import NoProfiler
@@ -243,24 +244,30 @@ def test_what_is_out_of_the_ordinary_is_left_to_lightning(tmp_path, corpus, why,
     assert getattr(module, "stepped", False) == (why == "optimizer_step")
 
 
-class Fails(Callback):
+class Ends(Callback):
+    """Ends the run in its third step, as an error or a signal would."""
+
+    def __init__(self, how):
+        self.how = how
+
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        if trainer.global_step == 2:
+        if trainer.global_step == 2 and self.how == "error":
             raise ValueError("stop here")
+        trainer._signal_connector.received_sigterm = trainer.global_step == 2
 
 
-def test_an_error_in_a_step_comes_through_and_leaves_the_counters_as_lightning_does(
-    tmp_path, corpus
-):
+@pytest.mark.parametrize("how", ["error", "signal"])
+def test_an_end_within_a_step_leaves_the_counters_as_lightning_does(tmp_path, corpus, how):
     states = []
     for kind in (L.Trainer, LeanTrainer):
         trainer = kind(
             **TRAINER_DEFAULTS, accelerator="cpu", logger=False, max_steps=4,
-            enable_progress_bar=False, enable_checkpointing=False, callbacks=[Fails()],
+            enable_progress_bar=False, enable_checkpointing=False, callbacks=[Ends(how)],
             default_root_dir=str(tmp_path), profiler=NoProfiler(),
         )  # fmt: skip
         module = make_module()
-        with pytest.raises(ValueError, match="stop here"):
+        with pytest.raises(ValueError if how == "error" else SIGTERMException):
             trainer.fit(module, datamodule=make_data(corpus))
         states.append((trainer.fit_loop.state_dict(), module._current_fx_name))
     assert states[0] == states[1]
+    assert type(trainer.fit_loop.epoch_loop) is LeanEpochLoop

@@ -64,7 +64,10 @@ def test_the_script_offers_every_command(script: Path, folder: Path) -> None:
         (["tokenize", "--tokenizer", "o2"], ["o200k_base"]),
         (["tokenize", "--tokenizer", "mo"], ["models"]),
         (["train", "f"], ["fit"]),
-        (["train", "fit", "--config", "sh"], ["shakespeare-tiny", "short.yaml"]),
+        (
+            ["train", "fit", "--config", "sh"],
+            ["shakespeare-fast", "shakespeare-tiny", "short.yaml"],
+        ),
         (["train", "fit", "--data.source", "so"], ["sotu"]),
         (["train", "fit", "--model.config.position", "r"], ["rotary", "relative"]),
         (["train", "fit", "--trainer.max_st"], ["--trainer.max_steps"]),

@@ -102,7 +102,7 @@ def test_adapters_are_counted_from_the_architecture(config: GPTConfig) -> None:
 
 def test_the_optimizer_gets_the_adapters_alone_and_all_of_them_decay_alike() -> None:
     gpt = adapted(LoRAConfig(rank=2))
-    (group,) = parameter_groups(gpt.named_parameters(), OptimizerConfig().weight_decay)
+    (group,) = parameter_groups(gpt.named_parameters(), OptimizerConfig(), gpt.config)
     assert {id(p) for p in group["params"]} == {
         id(p) for name, p in gpt.named_parameters() if ".lora." in name
     }

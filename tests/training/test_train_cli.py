@@ -181,7 +181,7 @@ def test_a_run_goes_on_with_the_optimizer_that_it_began_with(tmp_path, capsys):
         (
             ["fit", "--config", "value.yaml"],
             2,
-            "value.yaml: model.optimizer.schedule is 'cosin', but must be one of wsd, cosine",
+            "value.yaml: model.optimizer.schedule is 'cosin', but must be one of wsd, trapezoid",
         ),
         (["fit", "--config", "value.yaml"], 2, "constant; did you mean cosine?"),
         (["fit", "--config", "seed.yaml"], 2, "did you mean seed_everything?"),

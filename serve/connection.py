@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,18 @@ LONGEST_TIMEOUT = 1e8
 MAX_ANSWER_BYTES = 256 * 2**20
 """What the client takes in one message; gRPC's own limit of 4 MiB is less than a long text's scores
 may have."""
+
+SEVERAL = ("dns:", "ipv4:", "ipv6:")
+"""How targets begin that may have several addresses: each call goes to the next one in turn."""
+
+SPREAD = json.dumps(
+    {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        # A server that drains, or fails, is left before it refuses a call.
+        "healthCheckConfig": {"serviceName": "serve.v1.GenerationService"},
+    }
+)
+"""gRPC's service config for them. Source: grpc/grpc, load-balancing.md and health-checking.md."""
 
 REQUEST_ID = "x-request-id"
 """Metadata that names a call: from its caller, and back in the trailers."""
@@ -63,7 +76,8 @@ class Connection:
     """A server and how it is reached.
 
     Attributes:
-        target: `host:port`, or `unix:PATH`.
+        target: `host:port`, or `unix:PATH`; with `dns:///NAME:PORT` or `ipv4:A:PORT,B:PORT` calls
+            are spread over all addresses that are serving.
         tls: None: without.
         api_key: sent with each request. Without TLS whoever can listen in reads it.
     """
@@ -88,6 +102,8 @@ class Connection:
             (f"grpc.{name}_reconnect_backoff_ms", value) for name, value in backoff.items()
         ]
         options.append(("grpc.max_receive_message_length", MAX_ANSWER_BYTES))
+        if self.target.startswith(SEVERAL):
+            options.append(("grpc.service_config", SPREAD))
         if self.tls is None:
             return grpc.insecure_channel(self.target, options=options)
         if self.tls.server_name is not None:

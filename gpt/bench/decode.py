@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gpt.bench.output import (
     COLORS,
@@ -237,7 +237,7 @@ def _write_weights(
             else:
                 (folder / peer).mkdir()
                 for dtype in args.dtypes:
-                    kind = "F32" if dtype == "float32" else "BF16"
+                    kind: Literal["F32", "BF16"] = "F32" if dtype == "float32" else "BF16"
                     export_gguf(loaded, folder / peer / f"model-{kind}.gguf", kind=kind)
         except UserError as error:
             left_out[peer] = str(error)

@@ -49,8 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=int, metavar="N", help=f"{what} (default: the shape's)"
         )
     parser.add_argument(
-        "--precisions", nargs="+", choices=("float32", "bf16"), default=["float32", "bf16"]
-    )
+        "--precisions", nargs="+", choices=("float32", "bf16"), default=["float32", "bf16"],
+        help="of the matrix products (default: both)",
+    )  # fmt: skip
     parser.add_argument(
         "--no-switches", action="store_true", help="only the step as training takes it"
     )

@@ -24,7 +24,7 @@ from gpt.errors import ConfigError
 from gpt.loss import total_nats
 from gpt.model import GPT
 from gpt.shares import in_shares, share_tokens
-from gpt.training.optim import OptimizerConfig, make_adamw
+from gpt.training.optim import OptimizerConfig, make_optimizer
 from gpt.weights.layout import gpt2_layout
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -149,7 +149,9 @@ class Ours:
     def _optimizer(self, fused: bool) -> torch.optim.Optimizer:
         if fused not in self._optimizers:
             named = self.model.named_parameters()
-            self._optimizers[fused] = make_adamw(named, OptimizerConfig(), fused=fused)
+            self._optimizers[fused] = make_optimizer(
+                named, OptimizerConfig(), self.shape.config, fused=fused
+            )
         return self._optimizers[fused]
 
 

@@ -1,5 +1,8 @@
 """Compile the kernels: once a machine, kept on disk, by one process at a time.
 
+`python -m gpt.native.build` keeps them beside the source, for an image that is to have no compiler:
+they look for themselves what the processor has.
+
 The file has no headers but C++'s own, so it takes a compiler and ten seconds; torch's loader of
 extensions would also want ninja, setuptools, Python's headers and a minute, and waits for ever on
 the lock of a process that was killed.
@@ -37,13 +40,16 @@ def build(folder: Path | None = None) -> Path:
     """The shared library, compiled if no earlier call has done so.
 
     Args:
-        folder: where it is kept; None: the program's cache (`gpt.data.wheels.cache_folder`).
+        folder: where it is kept; None: the program's cache (`gpt.data.wheels.cache_folder`), if it
+            is not beside the source.
 
     Raises:
         NotBuiltError: it is switched off, there is no compiler, or it failed.
     """
     if os.environ.get(SWITCH, "").lower() in ("0", "off", "no", "false"):
         raise NotBuiltError(f"{SWITCH} switches them off")
+    if folder is None and (shipped := beside(Path(__file__).parent)).exists():
+        return shipped
     compiler = find_compiler()
     try:
         folder = folder or cache_folder()
@@ -59,6 +65,11 @@ def build(folder: Path | None = None) -> Path:
         return path
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
         raise NotBuiltError(f"cannot keep them in {folder}: {error}") from None
+
+
+def beside(folder: Path) -> Path:
+    """Where kernels for these sources are that came with the program, whatever compiled them."""
+    return folder / f"kernels-{_key([])}.so"
 
 
 def find_compiler() -> list[str]:
@@ -104,3 +115,7 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
         raise NotBuiltError(f"{command[0]} failed: {lines[0][:200]}")
+
+
+if __name__ == "__main__":
+    _compile(find_compiler(), beside(Path(__file__).parent))

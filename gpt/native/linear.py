@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +99,7 @@ def route(model: nn.Module, routes: Routes) -> None:
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.is_contiguous():
             module.__class__ = RoutedLinear
-            module.routes = routes
+            cast(RoutedLinear, module).routes = routes
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ test: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo smollm2 test soak llama-cpp-parity lint format docs proto wheel clean
+.PHONY: help demo smollm2 test soak reloads llama-cpp-parity lint format docs proto wheel clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,11 @@ soak: export OMP_NUM_THREADS ?= 1
 
 soak: $(VENV)/.installed-dev  ## serve 10,000 requests to clients that cancel, err and die (ten minutes)
 	@$(PY) -m tests.integration.soak $(ARGS)
+
+reloads: export OMP_NUM_THREADS ?= 1
+
+reloads: $(VENV)/.installed-dev  ## replace a served model 1,000 times while requests run (some minutes)
+	@$(PY) -m tests.integration.reloads $(ARGS)
 
 # In an environment of its own, which `clean` removes; built from source, it takes some minutes.
 llama-cpp-parity: $(VENV)/.installed  ## build llama.cpp and hold generated text to it (SMOLLM2=file.gguf for a real model)

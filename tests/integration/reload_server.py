@@ -1,8 +1,8 @@
 """The server of the reloads: the real one, with the soak's model in one version after the other.
 
-MODEL is a folder with a `config.json`, `{"shift": N}`, which says what follows what; a file `broken`
-in its place in the folder makes it a model that cannot be loaded. `state.json` beside the folder
-tells what the engines hold, and how many there are.
+MODEL is a folder with a `config.json`, `{"shift": N}`, which says what follows what; one without a
+shift cannot be loaded. `state.json` beside the folder tells what the engines hold, and how many
+there are.
 """
 
 from __future__ import annotations

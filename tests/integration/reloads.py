@@ -1,4 +1,4 @@
-"""Hot reloads under load: new models into a server's folder, one after the other, and what must hold.
+"""New models into a server's folder, one after the other, under load, and what must hold.
 
     make reloads
     python -m tests.integration.reloads --reloads 40 --no-bounds

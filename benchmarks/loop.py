@@ -34,7 +34,7 @@ from gpt.data.batches import Batch, TrainBlocks
 from gpt.model import GPT
 from gpt.training import cli
 from gpt.training.module import GPTModule
-from gpt.training.optim import OptimizerConfig, learning_rate, make_adamw
+from gpt.training.optim import OptimizerConfig, learning_rate, make_optimizer
 
 CLIP = 1.0
 WARM_UP = 2  # rounds that do not count
@@ -49,7 +49,9 @@ class Bare:
         self.model = model
         self.batches = iter(blocks)
         self.settings, self.total = optimizer, total
-        self.optimizer = make_adamw(model.named_parameters(), optimizer, fused=True)
+        self.optimizer = make_optimizer(
+            model.named_parameters(), optimizer, model.config, fused=True
+        )
         self.step = 0
 
     def run(self, steps: int) -> None:

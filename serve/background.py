@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class BackgroundServer:
-    """A context manager: inside it the engine answers on `target`, by default a free port of this
+    """A context manager: inside it the engines answer on `target`, by default a free port of this
     machine.
 
     Args:
-        engine: not yet started; the server starts and stops it. None: health says NOT_SERVING, as
-            while a model is being loaded.
+        engines: one or several, not yet started; the server starts and stops them. None: health
+            says NOT_SERVING, as while a model is being loaded.
         settings: of the network.
         watching: what is told of calls and of the engine.
 
@@ -35,11 +36,12 @@ class BackgroundServer:
 
     def __init__(
         self,
-        engine: Engine | None,
+        engines: Engine | Sequence[Engine] | None,
         settings: ListenSettings | None = None,
         watching: Watching | None = None,
     ) -> None:
-        self._engine = engine
+        several = isinstance(engines, Sequence)
+        self._engines = engines if several else [] if engines is None else [engines]
         self._watching = watching
         self._settings = settings or ListenSettings()
         self._ready: Future[str] = Future()
@@ -68,15 +70,16 @@ class BackgroundServer:
         try:
             self.listener = Listener(self._settings, self._watching)
             await self.listener.start()
-            if self._engine is not None:
-                self._engine.start()
-                self.listener.open(self._engine)
+            for engine in self._engines:
+                engine.start()
+            if self._engines:
+                self.listener.open(*self._engines)
         except BaseException as error:  # noqa: BLE001 - raised where the server was asked for
             self._ready.set_exception(error)
             return
         self._ready.set_result(self.listener.address)
         await self._stop.wait()
         await self.listener.drain(0)
-        if self._engine is not None:
-            await self.loop.run_in_executor(None, self._engine.stop)
+        for engine in self._engines:
+            await self.loop.run_in_executor(None, engine.stop)
         await self.listener.stop()

@@ -38,7 +38,7 @@ from serve.faults import (
     is_out_of_memory,
 )
 from serve.held import Event, Held, emit
-from serve.memory import size_pool
+from serve.memory import DEFAULT_SHARE, Pool, size_pool
 from serve.observing import NOBODY, Load, Observer, text_end
 from serve.reply import EngineStoppedError, Reply, Scored, ScoreReply, TextReply
 from serve.results import Finish, ModelInfo
@@ -65,6 +65,7 @@ class Engine:
         n_pages: size of the KV cache in pages for each group of layers, the null page included;
             None sizes it for `max_running` full contexts within `kv_bytes`.
         kv_bytes: byte budget of the cache; None takes a share of the free memory.
+        kv_share: that share, from 0 to 1.
         page_size: tokens a page holds.
         prefill_chunk: most prompt tokens of one sequence in one step.
         prefix_cache: whether a text may start from what others with the same beginning computed.
@@ -76,6 +77,8 @@ class Engine:
     Attributes:
         ended: done when the engine's thread is; holds the exception if the engine itself failed.
         observer: whom it tells of steps and of texts that end.
+        version: of the files that the model was read from; empty: it is of none.
+        pool: how its cache was sized; None: it was given in pages.
 
     Raises:
         ServerError: the cache cannot hold even one full context.
@@ -92,6 +95,7 @@ class Engine:
         max_waiting_tokens: int | None = None,
         n_pages: int | Seq[int] | None = None,
         kv_bytes: int | None = None,
+        kv_share: float = DEFAULT_SHARE,
         page_size: int = PAGE_SIZE,
         prefill_chunk: int = PREFILL_CHUNK,
         prefix_cache: bool = True,
@@ -104,6 +108,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self.dtype = dtype
+        self.version = ""
+        self.pool: Pool | None = None
         self._fixed = fixed
         self.ended: Future[None] = Future()
         self.observer: Observer = NOBODY
@@ -116,9 +122,11 @@ class Engine:
                 max_running=max_running,
                 prefill_chunk=prefill_chunk,
                 budget=kv_bytes,
+                share=kv_share,
             )
             log.info("KV cache: %s", pool)
             n_pages = pool.n_pages
+            self.pool = pool
         self._cache = KVCache(model.config, n_pages, page_size, dtype=dtype, device=device)
         self._wake = threading.Condition()  # guards everything below
         self._scheduler = Scheduler(
@@ -133,6 +141,7 @@ class Engine:
         self._departures = 0
         self._awaiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._stopping = False
+        self._stopped_because = "the server shut down before the text was complete"
         self._suspect = False  # a step has failed, and it is not known whether by its requests
         self._rounds = 0
         self._idle = True
@@ -146,21 +155,23 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, seconds: float | None = None) -> None:
+    def stop(self, seconds: float | None = None, because: str = "") -> None:
         """End after the step that is running; requests still held get EngineStoppedError.
 
         Args:
             seconds: how long to wait for that step, after which the engine is given up (`give_up`);
                 None: as long as it takes.
+            because: what those requests are told, if it is not that the server shut down.
         """
         with self._wake:
+            self._stopped_because = because or self._stopped_because
             self._stopping = True
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(seconds)
             if self._thread.is_alive():
-                stopped = EngineStoppedError("the server shut down before the text was complete")
-                self.give_up("its last step did not end", stopped)
+                told = EngineStoppedError(self._stopped_because)
+                self.give_up("its last step did not end", told)
 
     def give_up(self, reason: str, told: Exception) -> None:
         """End without the engine's thread, which is stuck; for any other thread.
@@ -262,6 +273,7 @@ class Engine:
             tokenizer_fingerprint=self.tokenizer.fingerprint,
             special_tokens=self.tokenizer.special,
             end_of_text_id=self.tokenizer.eot,
+            version=self.version,
         )
 
     @property
@@ -340,7 +352,7 @@ class Engine:
             log.critical("the engine failed", exc_info=True)
             self._end(GenerationFailedError("the engine failed; see the server's log"), error)
         else:
-            self._end(EngineStoppedError("the server shut down before the text was complete"))
+            self._end(EngineStoppedError(self._stopped_because))
 
     def turn(self) -> bool:
         """Wait for work, run a step of it, and hand out what it made; False: the engine is to end.

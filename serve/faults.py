@@ -7,9 +7,8 @@ import faulthandler
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Protocol
 
 log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ def watch(watched: Watched, seconds: float, strike: Callable[[], None]) -> None:
     def body() -> None:
         seen, ticks = None, 0
         while not watched.ended.done():
-            time.sleep(seconds / TICKS)
+            wait([watched.ended], seconds / TICKS)  # an engine that is over must not be held here
             pulse = watched.pulse
             ticks = ticks + 1 if pulse is not None and pulse == seen else 0
             seen = pulse

@@ -55,12 +55,12 @@ def read(
     """
     actions = settings_of(parser)
     unset = object()
-    given = parser.parse_args(
+    given = parser.parse_intermixed_args(
         argv, argparse.Namespace(**dict.fromkeys([*actions, *NOT_SETTINGS[1:]], unset))
     )
     flags = {name: value for name, value in vars(given).items() if value is not unset}
     # A positional argument that is left out counts as given, with its default.
-    flags = {name: value for name, value in flags.items() if value is not None}
+    flags = {name: value for name, value in flags.items() if value not in (None, [])}
 
     values = {name: action.default for name, action in actions.items()}
     origins: dict[str, str] = {}
@@ -76,7 +76,9 @@ def read(
             raise ConfigError(f"unknown setting {variable}{hint(variable, known)}")
         name = known[variable]
         if name in actions:
-            values[name] = _converted(parser, actions[name], text, variable)
+            listed = isinstance(actions[name], Listed)
+            parts = [part.strip() for part in text.split(",")] if listed else text
+            values[name] = _converted(parser, actions[name], parts, variable)
             origins[name] = variable
         elif name in secrets:
             values[name], origins[name] = text, variable
@@ -115,10 +117,34 @@ def summary(parser: argparse.ArgumentParser, layered: Layered) -> str:
     return ", ".join(parts) or "all defaults"
 
 
+class Listed(argparse.Action):
+    """A flag that may be given several times, or an argument of any number: its value is a list,
+    in a file too; in a variable there are commas between its parts."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        new = values if isinstance(values, list) else [values]
+        setattr(namespace, self.dest, [*before, *new] if isinstance(before, list) else new)
+
+
 def scalar(action: argparse.Action, value: Any) -> str:
     """A setting's value as YAML has it."""
     if value is None:
         return "null"
+    if isinstance(value, list):
+        if len(value) == 1:
+            return scalar(action, value[0])
+        parts = [str(each) for each in value]
+        listed: str = yaml.safe_dump(
+            parts, width=10**6, allow_unicode=True, default_flow_style=True
+        )
+        return listed.strip()
     if action.dest.endswith("_mode"):
         return f'"{value:o}"'
     if isinstance(value, bool | int | float):
@@ -137,7 +163,7 @@ def _variable(name: str) -> str:
 
 def _in_file(
     path: Path, actions: Mapping[str, argparse.Action], secrets: Iterable[str]
-) -> Iterator[tuple[str, str, str]]:
+) -> Iterator[tuple[str, str | list[str], str]]:
     """Names, values as text, and where they stand. A value of null is as good as none."""
     try:
         # Every value stays the text that it is: 0660 and no are nothing else here.
@@ -165,6 +191,12 @@ def _in_file(
         if name in seen:
             raise ConfigError(f"{where}: {written} is set twice; leave one of them out")
         seen.add(name)
+        if isinstance(value, yaml.SequenceNode) and isinstance(actions[name], Listed):
+            parts = [part for part in value.value if isinstance(part, yaml.ScalarNode)]
+            if len(parts) < len(value.value):
+                raise ConfigError(f"{where}: {written} takes a list of plain values")
+            yield name, [str(part.value) for part in parts], where
+            continue
         if not isinstance(value, yaml.ScalarNode):
             raise ConfigError(f"{where}: {written} takes one value, not a list or a table")
         plain = value.style is None
@@ -173,9 +205,17 @@ def _in_file(
 
 
 def _converted(
-    parser: argparse.ArgumentParser, action: argparse.Action, text: str, where: str
+    parser: argparse.ArgumentParser, action: argparse.Action, text: str | list[str], where: str
 ) -> Any:
     """The value that a text stands for, as if it had been given by flag."""
+    if isinstance(action, Listed):
+        parts = [text] if isinstance(text, str) else text
+        return [_one(parser, action, part, where) for part in parts] or None
+    assert isinstance(text, str)
+    return _one(parser, action, text, where)
+
+
+def _one(parser: argparse.ArgumentParser, action: argparse.Action, text: str, where: str) -> Any:
     if isinstance(action, argparse.BooleanOptionalAction):
         if text.strip().lower() not in _TRUTHS:
             raise ConfigError(f"{where}: {action.dest} is {text!r}, but must be true or false")

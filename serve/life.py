@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import resource
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -30,11 +25,12 @@ from gpt.errors import ServerError
 from serve import logs
 from serve.address import UnixSocket, host_of
 from serve.auth import Authenticate, Keys
-from serve.faults import GenerationFailedError, StuckError, watch
+from serve.engines import Engines, Load
+from serve.faults import StuckError
 from serve.health import Health
 from serve.limits import Limits
 from serve.malformed import RefuseMalformed
-from serve.ready import self_check, warm_up
+from serve.models import Models, Served
 from serve.reload import follow
 from serve.service import NAME, GenerationService
 from serve.tls import Certificates
@@ -47,7 +43,6 @@ if TYPE_CHECKING:
     from serve.settings import ListenSettings
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 PONG_SECONDS = 20.0
 """What a client that is pinged gets to answer."""
@@ -66,12 +61,6 @@ GOODBYE_SECONDS = 1.0
 KEEP_SECONDS, REBIND_TRIES = 0.2, 50
 """How often it is seen to that the port is still ours, and how often it is tried again if not."""
 
-LAST_STEP_SECONDS = 10.0
-"""What the step that is running gets to end when the process is to end."""
-
-LAST_SECONDS = 5.0
-"""What a process with a stuck step gets to tell its clients before it is ended whatever it does."""
-
 
 class Listener:
     """A bound port, or socket, with all services on it, not yet serving.
@@ -80,6 +69,7 @@ class Listener:
         watching: what is told of calls and of the engine; the listener closes it.
 
     Attributes:
+        models: what is served there.
         address: for clients, with the port that was found.
         kept: done, with an exception, if the port was lost and could not be had again.
 
@@ -90,7 +80,8 @@ class Listener:
 
     def __init__(self, settings: ListenSettings, watching: Watching | None = None) -> None:
         self.watching = watching or Watching()
-        self.service = GenerationService(settings.max_prompt_bytes)
+        self.models = Models()
+        self.service = GenerationService(self.models)
         self.health = Health(NAME)
         self._settings = settings
         self._certificates: Certificates | None = None
@@ -181,10 +172,16 @@ class Listener:
         waits for calls that nobody ends."""
         return bool(self._server._server.is_running())
 
-    def open(self, engine: Engine) -> None:
-        """SERVING from here on."""
-        self.watching.attach(engine)
-        self.service.open(engine)
+    def put(self, served: Served) -> Served | None:
+        """Serve a model under its name; returns what it replaces, which gets no new requests."""
+        self.watching.attach(served.engine)
+        return self.models.put(served)
+
+    def open(self, *engines: Engine) -> None:
+        """SERVING from here on, these and what has been put before; the first is the default."""
+        for engine in engines:
+            self.put(Served(engine, self._settings.max_prompt_bytes))
+        self.service.open()
         self.health.set_serving(True)
 
     async def drain(self, seconds: float) -> bool:
@@ -236,11 +233,8 @@ def _options(settings: ListenSettings) -> list[tuple[str, int]]:
     ]
 
 
-def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
+def run(settings: Settings, load: Load) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status.
-
-    Args:
-        load: makes the engine, not yet started; runs in a thread of its own.
 
     Raises:
         UserError: what kept it from serving.
@@ -263,54 +257,49 @@ def run(settings: Settings, load: Callable[[Settings], Engine]) -> int:
     return 0
 
 
-async def _life(settings: Settings, load: Callable[[Settings], Engine]) -> bool:
-    """Returns False if it was told to stop while the model was still being loaded."""
-    stop = _stop_on_signals()
+async def _life(settings: Settings, load: Load) -> bool:
+    """Returns False if a thread is left that is not to be waited for: a model was still being
+    loaded when it was told to stop."""
+    engines = Engines(settings, load)
+    stop = _stop_on_signals(engines)
     _allow_many_connections()
     listener = Listener(settings, Watching(settings))
     await listener.start()
-    log.info("listening on %s, loading %s", listener.address, settings.model)
+    models = ", ".join(str(source.path) for source in settings.models)
+    log.info("listening on %s, loading %s", listener.address, models)
     stopping = asyncio.ensure_future(stop.wait())
-    bringing_up = asyncio.ensure_future(_bring_up(settings, load))
+    bringing_up = asyncio.ensure_future(engines.start())
     await _either(bringing_up, stopping)
     if not bringing_up.done():
         await listener.stop()
         return False
     try:
-        engine = bringing_up.result()
-        listener.open(engine)
-        print(f"serving {engine.name} on {listener.address}", flush=True)
-        ended = asyncio.wrap_future(engine.ended)
-        await _either(ended, stopping, listener.kept)
+        for served in bringing_up.result():
+            listener.put(served)
+        listener.open()
+        names = ", ".join(place.source.name for place in engines.places)
+        print(f"serving {names} on {listener.address}", flush=True)
+        engines.follow(listener.put, listener.watching.detach)
+        await _either(engines.failed, stopping, listener.kept)
         if listener.kept.done():
             listener.kept.result()
-        if not ended.done():
-            log.info("draining %d requests, up to %g s", engine.held, settings.drain_seconds)
+        if not engines.failed.done():
+            engines.stop_following()
+            log.info("draining %d requests, up to %g s", engines.held, settings.drain_seconds)
             if not await listener.drain(settings.drain_seconds):
-                log.warning("%d requests did not end in time and are cut off", engine.held)
-            stop_engine = functools.partial(engine.stop, LAST_STEP_SECONDS)
-            await asyncio.get_running_loop().run_in_executor(None, stop_engine)
+                log.warning("%d requests did not end in time and are cut off", engines.held)
+        error = await engines.stop()
         await listener.drain(GOODBYE_SECONDS)
-        if error := engine.ended.exception():
+        if error is not None:
             raise ServerError(f"the engine failed, so the server ends: {error!r}") from error
     finally:
         await listener.stop()
     log.info("stopped")
-    return True
+    return engines.alone
 
 
 async def _either(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _bring_up(settings: Settings, load: Callable[[Settings], Engine]) -> Engine:
-    engine = await asyncio.wrap_future(_in_thread(lambda: load(settings)))
-    engine.start()
-    watch(engine, settings.step_timeout, lambda: _abandon(engine, settings.step_timeout))
-    await self_check(engine)
-    if settings.warmup:
-        await warm_up(engine, settings.max_running)
-    return engine
 
 
 def _allow_many_connections() -> None:
@@ -322,36 +311,11 @@ def _allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _abandon(engine: Engine, seconds: float) -> None:
-    """End a process whose engine is stuck: it cannot be stopped, and others cannot be served."""
-    told = GenerationFailedError(f"a step of the model took longer than {seconds:g} s")
-    engine.give_up(f"a step took longer than {seconds:g} s (--step-timeout)", told)
-    time.sleep(LAST_SECONDS)
-    log.critical("the process does not end by itself and is ended")
-    logs.flush()
-    os._exit(1)
-
-
-def _in_thread(function: Callable[[], T]) -> Future[T]:
-    """Run in a daemon thread: unlike an executor's, it does not hold up the end of the process."""
-    future: Future[T] = Future()
-    future.set_running_or_notify_cancel()
-
-    def body() -> None:
-        try:
-            result = function()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the future gets it
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=body, name="antiphon-load", daemon=True).start()
-    return future
-
-
-def _stop_on_signals() -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second ends the process at once."""
+def _stop_on_signals(engines: Engines) -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second ends the process at once. SIGHUP
+    asks for what is new, unless it says that the terminal is gone: then it ends the server, too."""
     stop = asyncio.Event()
+    at_terminal = _has_terminal()
 
     def on_signal(number: signal.Signals) -> None:
         if stop.is_set():
@@ -362,6 +326,24 @@ def _stop_on_signals() -> asyncio.Event:
         stop.set()
 
     loop = asyncio.get_running_loop()
+
+    def on_hangup() -> None:
+        if at_terminal and not _has_terminal():
+            on_signal(signal.SIGHUP)
+        else:
+            log.info("SIGHUP: looking for new models")
+            engines.ask()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, on_hangup)
     return stop
+
+
+def _has_terminal() -> bool:
+    """Whether the process belongs to a terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

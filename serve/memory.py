@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,8 +13,11 @@ from gpt.config import GPTConfig
 from gpt.errors import ServerError
 from gpt.machine import GIB, free_memory
 
+if TYPE_CHECKING:
+    from serve.engine import Engine
+
 DEFAULT_SHARE = 0.25
-"""Part of the free memory that the cache may take unless a budget is given."""
+"""Part of the free memory that the caches of all models may take unless a budget is given."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def size_pool(
     max_running: int,
     prefill_chunk: int,
     budget: int | None = None,
+    share: float = DEFAULT_SHARE,
 ) -> Pool:
     """A pool for `max_running` full contexts, or for as many as the budget holds.
 
@@ -71,14 +76,15 @@ def size_pool(
 
     Args:
         prefill_chunk: most prompt tokens of one sequence in one step.
-        budget: bytes; None takes `DEFAULT_SHARE` of the free memory.
+        budget: bytes; None takes a share of the free memory.
+        share: which, from 0 to 1.
 
     Raises:
         ServerError: not even one full context fits, or there is not the memory that was asked for.
     """
     given = budget is not None
     if budget is None:
-        budget = int(DEFAULT_SHARE * free_memory(device))
+        budget = int(share * free_memory(device))
     spec = CacheSpec.of(config)
     page_bytes = spec.page_bytes(page_size, dtype.itemsize)
 
@@ -94,7 +100,7 @@ def size_pool(
 
     n_pages = pools(max_running, budget)
     if n_pages is None:
-        allowed = "the budget given" if given else f"{DEFAULT_SHARE:.0%} of the free memory"
+        allowed = "the budget given" if given else f"{share:.0%} of the free memory"
         least = pools(1, math.inf)
         assert least is not None, "without a budget there is always room"
         needed = sum(n * each for n, each in zip(least, page_bytes, strict=True))
@@ -113,6 +119,21 @@ def size_pool(
             "free; set --kv-cache-gb or --max-running lower"
         )
     return pool
+
+
+def check_room_beside(engine: Engine, device: torch.device) -> None:
+    """Raises ServerError unless there is memory for a second engine of this one's size: what takes
+    its place is loaded while it goes on."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the last that was replaced has left counts as taken
+    weights = engine.model.num_params() * engine.dtype.itemsize
+    needed = weights + (0 if engine.pool is None else engine.pool.bytes)
+    if needed > (free := free_memory(device)):
+        raise ServerError(
+            f"a second model beside the one that serves takes some {needed / GIB:.3g} GiB, and "
+            f"{free / GIB:.3g} GiB are free; lower --kv-cache-gb or --max-running, or start the "
+            "server anew"
+        )
 
 
 def _mib(size: float) -> str:

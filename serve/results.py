@@ -198,6 +198,7 @@ class ModelInfo:
     Attributes:
         special_tokens: the text of each special token and its id.
         end_of_text_id: the one of them that stands between documents.
+        version: of what is served under the name now; equal versions are equal models.
     """
 
     name: str
@@ -210,3 +211,4 @@ class ModelInfo:
     tokenizer_fingerprint: str
     special_tokens: Mapping[str, int]
     end_of_text_id: int
+    version: str = ""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt.arguments import CommandParser, add_machine_arguments, add_switch, number
 from gpt.errors import CheckpointError, ConfigError
 from serve import logs
-from serve.layers import NOT_SETTINGS, Layered, read, shown, summary
+from serve.folders import ModelSource
+from serve.layers import NOT_SETTINGS, Layered, Listed, read, shown, summary
 from serve.settings import ListenSettings, add_listen_arguments
 from serve.watchflags import WatchSettings, add_watch_arguments
 
@@ -24,14 +25,16 @@ examples:
   antiphon serve runs/shakespeare-tiny/model --port 0 --max-running 8
   antiphon serve model --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem --api-keys-file keys
   antiphon serve --config serve.yaml --print-config
+  antiphon serve runs/notes/model small=runs/shakespeare-tiny/model
+  antiphon serve --watch runs/notes
   antiphon serve model --host unix:/run/antiphon.sock --dtype bfloat16 --kv-cache-gb 2
 
 Once ready it prints one line, `serving NAME on HOST:PORT`, on standard output; its log goes to
 standard error. Ask it with `antiphon generate --target HOST:PORT --prompt ...`, or from any
 language through protos/serve/v1/generation.proto; reflection and grpc.health.v1 are on.
 Settings come from flags, variables (ANTIPHON_SERVE_PORT for --port), a YAML file and defaults, in
-this order of precedence. SIGTERM or Ctrl-C lets running requests end and exits with 0; a second
-one exits at once.
+this order of precedence. SIGHUP takes over models whose files have changed. SIGTERM or Ctrl-C lets
+running requests end and exits with 0; a second one exits at once.
 """
 
 
@@ -44,7 +47,7 @@ class Settings(ListenSettings, WatchSettings):
     """What `antiphon serve` was told.
 
     Attributes:
-        model: model folder, run folder or Lightning checkpoint.
+        models: what to serve; the first is the default.
         warmup: run large steps before the first caller comes.
         kv_cache_gb: budget of the KV cache in GiB; None takes a share of the free memory.
         prefix_cache: whether prompts that begin alike are computed once.
@@ -52,11 +55,12 @@ class Settings(ListenSettings, WatchSettings):
         max_waiting_tokens: most tokens that waiting requests may have together.
         prefill_chunk: most prompt tokens of one request in one step.
         drain_seconds: what running requests get after the first signal.
+        retire_seconds: what they get on a model that has been replaced.
         deterministic: texts do not depend on what else the server does, down to the last bit.
         step_timeout: seconds after which a step counts as stuck and the process ends; 0: never.
     """
 
-    model: Path
+    models: list[ModelSource]
     device: str
     dtype: str
     max_running: int
@@ -67,6 +71,7 @@ class Settings(ListenSettings, WatchSettings):
     prefix_cache: bool
     threads: int | None
     drain_seconds: float
+    retire_seconds: float
     step_timeout: float
     deterministic: bool
     warmup: bool
@@ -85,8 +90,9 @@ def main(argv: list[str], prog: str = "antiphon serve") -> int:
         print(shown(parser, layered, SECRETS))
         return 0
     settings = _settings(layered)
-    if not settings.model.exists():  # found out before torch is imported, which takes seconds
-        raise CheckpointError(f"no model at {settings.model}: give a model folder or a checkpoint")
+    for source in settings.models:  # found out before torch is imported, which takes seconds
+        if not os.path.exists(source.path):
+            raise CheckpointError(f"no model at {source.path}: give a model folder or a checkpoint")
     start_log(settings)
     logging.getLogger(__name__).info("settings: %s", summary(parser, layered))
 
@@ -100,51 +106,66 @@ def start_log(settings: Settings) -> None:
     logs.start(settings.log_format, settings.log_level)
 
 
-def load(settings: Settings) -> Engine:
-    """Load the model and make an engine for it.
+def load(settings: Settings, source: ModelSource, replaces: Engine | None = None) -> Engine:
+    """Load a model and make an engine for it.
+
+    Args:
+        source: what to load, and what to call it.
+        replaces: the engine that goes on until this one takes over: there must be memory for both,
+            and the KV cache gets what that one's got.
 
     Raises:
         UserError: see `main`.
     """
     import torch
 
+    from gpt.checkpoint import load_model
     from gpt.deterministic import make_deterministic
     from gpt.device import check_device
     from gpt.machine import GIB
-    from gpt.native.precision import open_model
     from serve.engine import Engine
+    from serve.memory import DEFAULT_SHARE, check_room_beside
 
     device = check_device(settings.device)
-    if settings.threads is not None:
+    if replaces is not None:
+        check_room_beside(replaces, device)
+    elif settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    loaded, dtype, why = open_model(
-        settings.model, settings.dtype, device, exact=settings.deterministic
-    )
-    config = loaded.model.config
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    loaded = load_model(source.path, device=device, dtype=dtype)
+    if device.type == "cpu":
+        # What is read from a file may be the file itself, mapped into memory: whoever writes over
+        # that would change the model at work.
+        for tensor in (*loaded.model.parameters(), *loaded.model.buffers()):
+            tensor.data = tensor.data.clone()
+    config, name = loaded.model.config, source.name or loaded.name
     log = logging.getLogger(__name__)
     log.info(
-        "model %s: %.2f M parameters, context %d, vocabulary %d, %s (%s) on %s, %d threads",
-        loaded.name,
+        "model %s: %.2f M parameters, context %d, vocabulary %d, %s on %s, %d threads",
+        name,
         loaded.model.num_params() / 1e6,
         config.block_size,
         loaded.tokenizer.n_vocab,
-        str(dtype).removeprefix("torch."),
-        why,
+        settings.dtype,
         device,
         torch.get_num_threads(),
     )
     if settings.deterministic:
         make_deterministic(loaded.model)
-    budget = settings.kv_cache_gb
+    count = len(settings.models)
+    budget = None if settings.kv_cache_gb is None else int(settings.kv_cache_gb * GIB / count)
+    if replaces is not None and replaces.pool is not None:
+        budget = replaces.pool.budget
     return Engine(
         loaded.model,
         loaded.tokenizer,
-        name=loaded.name,
+        name=name,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
         prefill_chunk=settings.prefill_chunk,
-        kv_bytes=None if budget is None else int(budget * GIB),
+        kv_bytes=budget,
+        kv_share=DEFAULT_SHARE / count,
         prefix_cache=settings.prefix_cache,
         dtype=dtype,
         device=device,
@@ -154,14 +175,25 @@ def load(settings: Settings) -> Engine:
 
 def build_parser(prog: str) -> CommandParser:
     parser = CommandParser(
-        prog=prog, description="Answer gRPC requests with a trained model.", epilog=EXAMPLES
+        prog=prog, description="Answer gRPC requests with trained models.", epilog=EXAMPLES
     )
     parser.add_argument(
         "model",
-        type=Path,
-        nargs="?",
+        type=ModelSource.parse,
+        action=Listed,
+        nargs="*",
         metavar="MODEL",
-        help="a model folder, run folder or .ckpt file",
+        help="a model folder, run folder or .ckpt file, or NAME=FOLDER to choose what clients call "
+        "it; with several a request names the one that it is for, or gets the first",
+    )
+    parser.add_argument(
+        "--watch",
+        type=ModelSource.parse,
+        action=Listed,
+        metavar="DIR",
+        help="serve this, too, and follow it: whenever a run has a better checkpoint, or a model "
+        "folder is replaced, new requests get the new model and running ones end on the old; may "
+        "be given several times",
     )
     parser.add_argument(
         "--config",
@@ -190,6 +222,14 @@ def build_parser(prog: str) -> CommandParser:
         default=30.0,
         metavar="S",
         help="what running requests get to end after SIGTERM or Ctrl-C (default: 30)",
+    )
+    group.add_argument(
+        "--retire-seconds",
+        type=number(float, 0),
+        default=600.0,
+        metavar="S",
+        help="what running requests get to end on a model that has been replaced; until then there "
+        "are two in memory, and no third is loaded (default: 600)",
     )
     group.add_argument(
         "--step-timeout",
@@ -233,8 +273,8 @@ def build_parser(prog: str) -> CommandParser:
         "--kv-cache-gb",
         type=number(float, 0, 1e6),
         metavar="X",
-        help="memory for the KV cache in GiB (default: what --max-running full contexts take, "
-        "up to a quarter of the free memory)",
+        help="memory for the KV cache in GiB; several models share it evenly (default: what "
+        "--max-running full contexts take, up to a quarter of the free memory)",
     )
     add_switch(
         group,
@@ -267,9 +307,16 @@ def parse(argv: list[str], prog: str) -> Settings:
 
 def _settings(layered: Layered) -> Settings:
     values = {name: value for name, value in layered.values.items() if name not in NOT_SETTINGS}
-    if values["model"] is None:
+    watched = [replace(source, watched=True) for source in values.pop("watch") or []]
+    paths = [source.path for source in watched]
+    plain = [source for source in values.pop("model") or [] if source.path not in paths]
+    models: list[ModelSource] = [*plain, *watched]
+    if not models:
         raise ConfigError(
             "no MODEL given: name a model folder, run folder or .ckpt file, as in antiphon serve "
             "runs/shakespeare-tiny/model"
         )
-    return Settings(**values)
+    names = [source.name for source in models if source.name]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two models are to be called {twice[0]!r}; give each a name of its own")
+    return Settings(models=models, **values)

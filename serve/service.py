@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from gpt.errors import UserError
 from serve.auth import CALLER
 from serve.faults import GenerationFailedError, OutOfMemoryFaultError
 from serve.lane import Lane, LaneFullError
+from serve.models import Models, Served, UnknownModelError
 from serve.reply import (
     EngineStoppedError,
     ImpossibleError,
     Scored,
     TextReply,
 )
-from serve.requests import MAX_TEXT_BYTES, InvalidRequestError, SequenceReader
+from serve.requests import InvalidRequestError
 from serve.results import Delta, token_score
 from serve.scheduler import PoolTooSmallError, QueueFullError
 from serve.status import abort, bad_request, one_line, retry_after
-from serve.tokens import TokenReader
 from serve.v1 import generation_pb2 as pb
 from serve.v1 import generation_pb2_grpc as pb_grpc
 from serve.wire import delta_message, finish_message, model_fields, score_message
@@ -50,53 +49,32 @@ MAX_TOKENIZING = 16
 """Tokenize and Detokenize held at once; each may take a second and 20 MB."""
 
 
-@dataclass(frozen=True)
-class _Served:
-    """A model that takes requests, and what reads them for it."""
-
-    engine: Engine
-    sequences: SequenceReader
-    tokens: TokenReader
-
-
-class UnknownModelError(UserError):
-    """The request is for a model that is not served here."""
-
-    def __init__(self, served: str, asked: str) -> None:
-        super().__init__(f"{served!r} is served here, not {asked[:100]!r}")
-
-
 class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc]
     """Answers UNAVAILABLE until `open`, and again after `close`.
 
     Args:
-        max_text_bytes: longest text that is tokenized.
+        models: what it answers with.
     """
 
-    def __init__(self, max_text_bytes: int = MAX_TEXT_BYTES) -> None:
-        self._max_text_bytes = max_text_bytes
-        self._served: _Served | None = None
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._open = False
         self._closed_because = "the server is loading its model"
         # Each takes milliseconds to a second that health checks must not wait for; and texts that
-        # are only tokenized must not hold up those that are to be generated from.
-        self._reading = Lane("antiphon-read")
+        # are only tokenized must not hold up those that are to be generated from (`Served`).
         self._tokenizing = Lane("antiphon-tokenize", MAX_TOKENIZING)
         self._writing = Lane("antiphon-write")
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def open(self, engine: Engine) -> None:
-        """Take requests for this engine."""
-        self._served = _Served(
-            engine,
-            SequenceReader(engine.tokenizer, engine.model.config, self._max_text_bytes),
-            TokenReader(engine.name, engine.tokenizer, self._max_text_bytes),
-        )
+    def open(self) -> None:
+        """Take requests for the models that there are, now or later; there must be one."""
+        self._open = True
 
     def close(self, reason: str) -> None:
         """Take no new requests of any kind; running ones go on."""
-        self._served = None
+        self._open = False
         self._closed_because = reason
 
     async def idle(self) -> None:
@@ -129,8 +107,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             text = f"{count} requests given, 1 to {MAX_BATCH} allowed"
             details = bad_request([("specs", text)])
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, text, details)
-        async with self._answering("", context) as served:
-            at_once = max(1, served.engine.capacity // 2)
+        async with self._answering(context):
+            at_once = max(1, min(engine.capacity for engine in self._models.engines) // 2)
             if (caller := CALLER.get()) is not None:
                 at_once = min(at_once, caller.places)
             turns = asyncio.Semaphore(at_once)
@@ -138,7 +116,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
 
             async def one(index: int) -> None:
                 async with turns:
-                    response = await self._outcome(served, request.specs[index])
+                    response = await self._outcome(request.specs[index])
                 response.index = index
                 async with writing:
                     await context.write(response)
@@ -151,18 +129,19 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _outcome(self, served: _Served, spec: pb.GenerationSpec) -> pb.BatchGenerateResponse:
-        """One request of several: its texts, or why there are none."""
+    async def _outcome(self, spec: pb.GenerationSpec) -> pb.BatchGenerateResponse:
+        """One request of several: its texts, or why there are none. It gets the model that is
+        served when its turn comes: a batch may take longer than a model is served."""
         while True:
-            seen = served.engine.departures
             try:
-                if spec.model not in ("", served.engine.name):
-                    raise UnknownModelError(served.engine.name, spec.model)
-                async with self._texts(served, spec) as (prompt, reply):
-                    whole = await _whole(prompt, reply)
+                served = self._models.find(spec.model)
+                seen = served.engine.departures
+                with served.used():
+                    async with self._texts(served, spec) as (prompt, reply):
+                        whole = await _whole(prompt, reply)
                 return pb.BatchGenerateResponse(completion=whole)
             except Exception as error:
-                if isinstance(error, QueueFullError) and await self._room(served.engine, seen):
+                if isinstance(error, QueueFullError) and await self._room(served, seen):
                     continue
                 refusal = _refusal(error, too_large="spec.max_tokens")
                 if refusal is None:
@@ -172,24 +151,24 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
                     failure.violations.add(field=field, description=one_line(text))
                 return pb.BatchGenerateResponse(failure=failure)
 
-    async def _room(self, engine: Engine, seen: int) -> bool:
+    async def _room(self, served: Served, seen: int) -> bool:
         """Wait until a place in the full queue may have come free; False: none ever will, as nobody
         is there who could leave (more texts are asked for than the queue holds).
 
         Args:
             seen: the engine's departures before the place was refused.
         """
-        if self._reading.held:
-            await self._reading.one_ends()
+        if served.reading.held:
+            await served.reading.one_ends()
             return True
-        return await engine.departure(seen)
+        return await served.engine.departure(seen)
 
     async def Score(  # noqa: N802 - the contract's name
         self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext
     ) -> pb.ScoreResponse:
         field = request.WhichOneof("content") or "content"
-        async with self._answering(request.model, context, too_large=field) as served:
-            sequence = await self._read(served.engine, served.sequences.to_score, request)
+        async with self._model(request.model, context, too_large=field) as served:
+            sequence = await self._read(served, served.sequences.to_score, request)
             with served.engine.score(sequence) as reply:
                 scored = await reply.scored()
             # With 20 alternatives for each of thousands of tokens this takes a while.
@@ -200,25 +179,26 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
     async def Tokenize(  # noqa: N802 - the contract's name
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
-        async with self._answering(request.model, context) as served:
+        async with self._model(request.model, context) as served:
             return await self._tokenizing.run(served.tokens.tokenize, request)
 
     async def Detokenize(  # noqa: N802 - the contract's name
         self, request: pb.DetokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.DetokenizeResponse:
-        async with self._answering(request.model, context) as served:
+        async with self._model(request.model, context) as served:
             return await self._tokenizing.run(served.tokens.detokenize, request)
 
     async def ListModels(  # noqa: N802 - the contract's name
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListModelsResponse:
-        async with self._answering("", context) as served:
-            return pb.ListModelsResponse(models=[pb.Model(**model_fields(served.engine.info))])
+        async with self._answering(context):
+            infos = [engine.info for engine in self._models.engines]
+            return pb.ListModelsResponse(models=[pb.Model(**model_fields(info)) for info in infos])
 
     async def GetModel(  # noqa: N802 - the contract's name
         self, request: pb.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetModelResponse:
-        async with self._answering(request.model, context) as served:
+        async with self._model(request.model, context) as served:
             return pb.GetModelResponse(**model_fields(served.engine.info))
 
     @contextlib.asynccontextmanager
@@ -230,22 +210,23 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
         """One text from its request to its end. However it ends, nothing of it is left behind."""
         spec = request.spec
         async with (
-            self._answering(spec.model, context, too_large="spec.max_tokens") as served,
+            self._model(spec.model, context, too_large="spec.max_tokens") as served,
             self._texts(served, spec) as texts,
         ):
             yield texts
 
     @contextlib.asynccontextmanager
     async def _texts(
-        self, served: _Served, spec: pb.GenerationSpec
+        self, served: Served, spec: pb.GenerationSpec
     ) -> AsyncIterator[tuple[pb.PromptInfo, TextReply]]:
-        asked = await self._read(served.engine, served.sequences.to_generate, spec)
+        asked = await self._read(served, served.sequences.to_generate, spec)
         with served.engine.submit(asked) as reply:
             prompt = pb.PromptInfo(
                 request_id=reply.request_id,
                 model=served.engine.name,
                 prompt_tokens=reply.prompt_tokens,
                 seed=reply.seed,
+                model_version=served.engine.version,
             )
             if spec.HasField("prompt_logprobs"):
                 await reply.prompt_read()
@@ -253,25 +234,32 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             yield prompt, reply
 
     @contextlib.asynccontextmanager
+    async def _model(
+        self, name: str, context: grpc.aio.ServicerContext, *, too_large: str = ""
+    ) -> AsyncIterator[Served]:
+        """One request for a model, which stays until it is answered."""
+        async with self._answering(context, too_large=too_large):
+            served = self._models.find(name)
+            with served.used():
+                yield served
+
+    @contextlib.asynccontextmanager
     async def _answering(
-        self, model: str, context: grpc.aio.ServicerContext, *, too_large: str = ""
-    ) -> AsyncIterator[_Served]:
-        """One request for a model, with a status for all that can go wrong with it. When the client
-        cancels or goes away, gRPC cancels the coroutine that stands in here.
+        self, context: grpc.aio.ServicerContext, *, too_large: str = ""
+    ) -> AsyncIterator[None]:
+        """One request, with a status for all that can go wrong with it. When the client cancels or
+        goes away, gRPC cancels the coroutine that stands in here.
 
         Args:
             too_large: the field to name if the request does not fit into the cache.
         """
-        served = self._served
-        if served is None:
+        if not self._open:
             details = retry_after(RETRY_SECONDS)
             await abort(context, grpc.StatusCode.UNAVAILABLE, self._closed_because, details)
         self._active += 1
         self._idle.clear()
         try:
-            if model not in ("", served.engine.name):
-                raise UnknownModelError(served.engine.name, model)
-            yield served
+            yield
         except grpc.aio.InternalError:
             # A write to a client that went away in that very moment. gRPC would log a traceback.
             log.debug("a client left in mid-write", exc_info=True)
@@ -287,14 +275,15 @@ class GenerationService(pb_grpc.GenerationServiceServicer):  # type: ignore[misc
             if not self._active:
                 self._idle.set()
 
-    async def _read(self, engine: Engine, read: Callable[[Any], T], request: Any) -> T:
+    async def _read(self, served: Served, read: Callable[[Any], T], request: Any) -> T:
         """Check and tokenize, off the event loop. Requests in here count against the queue's limit:
         else a flood of prompts would pile up in front of it."""
-        if self._reading.held + engine.held >= engine.capacity:
+        engine = served.engine
+        if served.reading.held + engine.held >= engine.capacity:
             raise QueueFullError(
                 f"the server holds {engine.capacity} requests, as many as it may; try again later"
             )
-        return await self._reading.run(read, request)
+        return await served.reading.run(read, request)
 
 
 async def _whole(prompt: pb.PromptInfo, reply: TextReply) -> pb.GenerateResponse:
@@ -355,6 +344,7 @@ def scores_message(engine: Engine, scored: Scored) -> pb.ScoreResponse:
     count = sum(len(score.piece) for score in scores)
     return pb.ScoreResponse(
         model=engine.name,
+        model_version=engine.version,
         scores=map(score_message, scores),
         total_nats=nats,
         bits_per_byte=nats / math.log(2) / count if count else None,

@@ -271,6 +271,7 @@ def model_fields(info: ModelInfo) -> dict[str, Any]:
             special_tokens=info.special_tokens,
             end_of_text_id=info.end_of_text_id,
         ),
+        "version": info.version,
     }
 
 
@@ -289,4 +290,5 @@ def model_of(message: pb.Model | pb.GetModelResponse) -> ModelInfo:
         tokenizer_fingerprint=message.tokenizer.fingerprint,
         special_tokens=dict(message.tokenizer.special_tokens),
         end_of_text_id=message.tokenizer.end_of_text_id,
+        version=message.version,
     )

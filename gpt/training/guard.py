@@ -7,8 +7,7 @@ import math
 import shlex
 import statistics
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -35,11 +34,12 @@ class DivergedError(UserError):
     """Training went off: the loss is no longer a number, or far above what it was."""
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
+    """An optimizer step to be looked at. Its batch begins with the block `first` of the run's
+    order."""
+
     number: int
     first: int
-    """Block of the run's order with which its batch begins."""
     end: int
     loss: Tensor
     norm: Tensor | None
@@ -105,7 +105,7 @@ class LossGuard(Callback):
                 trainer.global_step,
                 first,
                 self._next_block,
-                pl_module.step_loss.detach(),
+                pl_module.step_loss,
                 pl_module.gradient_norm,
             )
         )
@@ -123,7 +123,7 @@ class LossGuard(Callback):
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient norm is {norm}"
                 self._stop(trainer, step, what)
-            usual = statistics.median(self._good) if len(self._good) >= WARM else math.inf
+            usual = self._usual(loss)
             if self.factor is None or loss <= self.factor * usual + MARGIN:
                 self._good.append(loss)
                 self._above = 0
@@ -134,6 +134,15 @@ class LossGuard(Callback):
                     trainer, step, f"loss is {loss:.4g} after {self._above} steps far above the "
                     f"usual {usual:.4g}", off_switch=" (guard.factor null would let it pass)",
                 )  # fmt: skip
+
+    def _usual(self, loss: float) -> float:
+        """What a loss is compared with; where it is no explosion beside the smallest, that."""
+        if len(self._good) < WARM or self.factor is None:
+            return math.inf
+        smallest = min(self._good)
+        if loss <= self.factor * smallest + MARGIN:
+            return smallest  # the median, which has to be sorted for, would say the same
+        return statistics.median(self._good)
 
     def check_state(self, module: L.LightningModule, step: int) -> None:
         """Raises DivergedError if a weight is not finite: such a state must not be saved."""
@@ -196,6 +205,8 @@ def _loader(trainer: L.Trainer) -> TrainBlocks:
 
 def _whole(value: Tensor) -> Tensor:
     """A sharded number put together; all processes do it at once."""
+    if type(value) is Tensor:
+        return value  # at once: it is asked at every step
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

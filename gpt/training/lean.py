@@ -10,7 +10,6 @@ from typing import TypeVar
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.trainer.states import RunningStage
 
 STEP_HOOKS = (
     "on_train_batch_start",
@@ -29,15 +28,17 @@ def skip_empty_hooks(callbacks: Iterable[Callback], module: L.LightningModule) -
     Lightning calls every hook of every callback, the empty ones included: a hundred a step, a
     millisecond on a slow core. It leaves out what is no function.
     """
-    for callback in callbacks:
-        _skip(callback, Callback)
-    _skip(module, L.LightningModule)
+    for owner in (*callbacks, module):
+        for name in STEP_HOOKS:
+            if is_empty_hook(owner, name):
+                setattr(owner, name, None)
 
 
-def _skip(owner: Callback | L.LightningModule, base: type) -> None:
-    for name in STEP_HOOKS:
-        if getattr(type(owner), name) is getattr(base, name):
-            setattr(owner, name, None)
+def is_empty_hook(owner: Callback | L.LightningModule, name: str) -> bool:
+    """Whether a step hook is only inherited, or was taken away."""
+    base = Callback if isinstance(owner, Callback) else L.LightningModule
+    hook = getattr(owner, name)
+    return hook is None or getattr(hook, "__func__", None) is getattr(base, name)
 
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -48,27 +49,6 @@ def with_signature_at_hand(function: F) -> F:
     whether `training_step` takes the number of the batch."""
     function.__dict__["__signature__"] = inspect.signature(function)
     return function
-
-
-class LeanTrainer(L.Trainer):
-    """A Lightning trainer whose two most wanted numbers are near at hand."""
-
-    @property
-    def training(self) -> bool:
-        """Whether it trains. Lightning compares the names of stages, whatever their case, and asks
-        fourteen times a step."""
-        return self.state.stage is RunningStage.TRAINING
-
-    @training.setter
-    def training(self, value: bool) -> None:
-        if value or self.training:
-            self.state.stage = RunningStage.TRAINING if value else None
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps taken. Lightning asks first whether the module takes them itself."""
-        loop = self.fit_loop.epoch_loop.automatic_optimization
-        return loop.optim_progress.optimizer_steps
 
 
 class _Nothing:
@@ -86,14 +66,15 @@ class _Nothing:
         pass
 
 
+NOTHING = _Nothing()
+
+
 class NoProfiler(PassThroughProfiler):
     """Measures nothing, with one context for everything.
 
     Lightning's own makes a generator for each hook: thirty a step, a dozen calls each.
     """
 
-    _nothing = _Nothing()
-
     def profile(self, action_name: str) -> _Nothing:  # type: ignore[override]  # any context does
         """The context for what is not measured."""
-        return self._nothing
+        return NOTHING

@@ -25,7 +25,7 @@ from lightning.pytorch.callbacks import Callback
 
 from gpt.errors import ConfigError
 from gpt.files import write_atomically
-from gpt.training.lean import LeanTrainer
+from gpt.training.lean_loop import LeanTrainer
 from gpt.training.module import GPTModule
 from gpt.training.progress import say
 from gpt.training.run import RunFolder

@@ -69,7 +69,7 @@ async def in_process(arguments: list[str]) -> AsyncIterator[tuple[AskServer, dic
 
     settings = parse(arguments, "antiphon serve")
     start_log(settings)
-    engine = load(settings)
+    engine = load(settings, settings.models[0])
     starter = Starter(engine.model.config, engine.tokenizer)
 
     async def ask(asked: Ask) -> AsyncIterator[Message]:

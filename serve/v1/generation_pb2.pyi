@@ -114,18 +114,20 @@ class TokenScore(_message.Message):
     def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class PromptInfo(_message.Message):
-    __slots__ = ("request_id", "model", "prompt_tokens", "seed", "scores")
+    __slots__ = ("request_id", "model", "prompt_tokens", "seed", "scores", "model_version")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt_tokens: int
     seed: int
     scores: _containers.RepeatedCompositeFieldContainer[TokenScore]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ...) -> None: ...
+    model_version: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
@@ -268,7 +270,7 @@ class ScoreRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., top: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("request_id", "model", "scores", "total_nats", "bits_per_byte", "byte_count", "timing")
+    __slots__ = ("request_id", "model", "scores", "total_nats", "bits_per_byte", "byte_count", "timing", "model_version")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +278,7 @@ class ScoreResponse(_message.Message):
     BITS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     BYTE_COUNT_FIELD_NUMBER: _ClassVar[int]
     TIMING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     scores: _containers.RepeatedCompositeFieldContainer[TokenScore]
@@ -283,7 +286,8 @@ class ScoreResponse(_message.Message):
     bits_per_byte: float
     byte_count: int
     timing: Timing
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ..., total_nats: _Optional[float] = ..., bits_per_byte: _Optional[float] = ..., byte_count: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ...) -> None: ...
+    model_version: str
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ..., total_nats: _Optional[float] = ..., bits_per_byte: _Optional[float] = ..., byte_count: _Optional[int] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "special", "ids_only")
@@ -340,7 +344,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "block_size", "vocab_size", "parameter_count", "dtype", "architecture", "tokenizer")
+    __slots__ = ("name", "block_size", "vocab_size", "parameter_count", "dtype", "architecture", "tokenizer", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +352,7 @@ class Model(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     block_size: int
     vocab_size: int
@@ -355,7 +360,8 @@ class Model(_message.Message):
     dtype: str
     architecture: Architecture
     tokenizer: TokenizerInfo
-    def __init__(self, name: _Optional[str] = ..., block_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., architecture: _Optional[_Union[Architecture, _Mapping]] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
+    version: str
+    def __init__(self, name: _Optional[str] = ..., block_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., architecture: _Optional[_Union[Architecture, _Mapping]] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("model",)
@@ -407,7 +413,7 @@ class TokenizerInfo(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., fingerprint: _Optional[str] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., end_of_text_id: _Optional[int] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "block_size", "vocab_size", "parameter_count", "dtype", "architecture", "tokenizer")
+    __slots__ = ("name", "block_size", "vocab_size", "parameter_count", "dtype", "architecture", "tokenizer", "version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +421,7 @@ class GetModelResponse(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     block_size: int
     vocab_size: int
@@ -422,4 +429,5 @@ class GetModelResponse(_message.Message):
     dtype: str
     architecture: Architecture
     tokenizer: TokenizerInfo
-    def __init__(self, name: _Optional[str] = ..., block_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., architecture: _Optional[_Union[Architecture, _Mapping]] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ...) -> None: ...
+    version: str
+    def __init__(self, name: _Optional[str] = ..., block_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., parameter_count: _Optional[int] = ..., dtype: _Optional[str] = ..., architecture: _Optional[_Union[Architecture, _Mapping]] = ..., tokenizer: _Optional[_Union[TokenizerInfo, _Mapping]] = ..., version: _Optional[str] = ...) -> None: ...

@@ -26,12 +26,14 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """Text generation by one GPT model, and what goes with it.
+    """Text generation by GPT models, and what goes with it. Each request names its model or gets the
+    default, the first that the server was told to serve. A model may be replaced by a newer version
+    while requests run: those end with the version that they began with, later ones get the new one.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
     violations of the request at once; RESOURCE_EXHAUSTED (the queue is full, or a step found no
     memory) and UNAVAILABLE (the server is loading or draining) hold a google.rpc.RetryInfo.
-    NOT_FOUND: another model is served here. INTERNAL: the model failed on this request, or a step
+    NOT_FOUND: no model of that name is served here. INTERNAL: the model failed on this request, or a step
     over it did not end. Cancelling the RPC, or its deadline, ends the work within one step and frees
     all that it held.
 
@@ -88,12 +90,14 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """Text generation by one GPT model, and what goes with it.
+    """Text generation by GPT models, and what goes with it. Each request names its model or gets the
+    default, the first that the server was told to serve. A model may be replaced by a newer version
+    while requests run: those end with the version that they began with, later ones get the new one.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
     violations of the request at once; RESOURCE_EXHAUSTED (the queue is full, or a step found no
     memory) and UNAVAILABLE (the server is loading or draining) hold a google.rpc.RetryInfo.
-    NOT_FOUND: another model is served here. INTERNAL: the model failed on this request, or a step
+    NOT_FOUND: no model of that name is served here. INTERNAL: the model failed on this request, or a step
     over it did not end. Cancelling the RPC, or its deadline, ends the work within one step and frees
     all that it held.
 
@@ -159,7 +163,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Tells what model is served.
+        """Tells what is served under a name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,12 +221,14 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """Text generation by one GPT model, and what goes with it.
+    """Text generation by GPT models, and what goes with it. Each request names its model or gets the
+    default, the first that the server was told to serve. A model may be replaced by a newer version
+    while requests run: those end with the version that they began with, later ones get the new one.
 
     Errors carry a google.rpc.Status. INVALID_ARGUMENT holds a google.rpc.BadRequest that lists all
     violations of the request at once; RESOURCE_EXHAUSTED (the queue is full, or a step found no
     memory) and UNAVAILABLE (the server is loading or draining) hold a google.rpc.RetryInfo.
-    NOT_FOUND: another model is served here. INTERNAL: the model failed on this request, or a step
+    NOT_FOUND: no model of that name is served here. INTERNAL: the model failed on this request, or a step
     over it did not end. Cancelling the RPC, or its deadline, ends the work within one step and frees
     all that it held.
 

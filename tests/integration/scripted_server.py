@@ -12,33 +12,34 @@ import time
 
 from gpt.tokenizer import Tokenizer
 from serve.engine import Engine
+from serve.folders import ModelSource
 from serve.life import run
 from serve.server import Settings, parse, start_log
 from tests.serve.scripted import ScriptedModel
 
 
-def load(settings: Settings) -> Engine:
-    while not (settings.model / "loaded").exists():
+def load(settings: Settings, source: ModelSource, replaces: Engine | None) -> Engine:
+    while not (source.path / "loaded").exists():
         time.sleep(0.01)
 
     def following(position: int, token: int) -> int:
         if not fast:
             time.sleep(0.01)
-        if (settings.model / "break").exists():
+        if (source.path / "break").exists():
             engine._scheduler.schedule = lambda: 1 / 0  # type: ignore[method-assign]
-        while (settings.model / "stuck").exists():
+        while (source.path / "stuck").exists():
             time.sleep(0.01)
-        if (settings.model / "fail").exists():
+        if (source.path / "fail").exists():
             raise RuntimeError("the accelerator is gone")
         return ord("a")
 
-    fast = (settings.model / "fast").exists()
+    fast = (source.path / "fast").exists()
     tokenizer = Tokenizer.bytes()
     model = ScriptedModel(tokenizer.n_vocab, following, block_size=10_000)
     engine = Engine(
         model,
         tokenizer,
-        name="scripted",
+        name=source.name or "scripted",
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,

@@ -31,17 +31,21 @@ PREFIXES = [random.Random(f"prefix {i}").choices(range(256), k=40) for i in rang
 """What half of the prompts begin with, as chats share their system prompt."""
 
 
-def following(ids: Sequence[int]) -> int:
-    """The token after these: a letter, or now and then the end, that depends on each of them."""
+def following(ids: Sequence[int], shift: int = 0) -> int:
+    """The token after these: a letter, or now and then the end, that depends on each of them.
+
+    Args:
+        shift: makes another model of it.
+    """
     mark = zlib.crc32(array("I", ids).tobytes())
-    return END if mark % 50 == 0 else ord("a") + mark // 50 % 26
+    return END if mark % 50 == 0 else ord("a") + (mark // 50 + shift) % 26
 
 
-def text_after(prompt: Sequence[int], max_tokens: int) -> tuple[str, int]:
+def text_after(prompt: Sequence[int], max_tokens: int, shift: int = 0) -> tuple[str, int]:
     """The text that the server must make, and why it ends."""
     ids = list(prompt)
     for _ in range(max_tokens):
-        token = following(ids)
+        token = following(ids, shift)
         if token == END:
             return bytes(ids[len(prompt) :]).decode(), pb.FINISH_REASON_END_OF_TEXT
         ids.append(token)

@@ -23,6 +23,7 @@ from gpt.config import GPTConfig
 from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
 from serve.engine import Engine
+from serve.folders import ModelSource
 from serve.life import run
 from serve.server import Settings, parse, start_log
 from tests.integration.soak_client import BLOCK_SIZE, END, following
@@ -32,9 +33,14 @@ PAGE_SIZE, PAGES = 4, 160
 
 
 class RememberingModel:
-    """Continues the ids that it finds in the cache."""
+    """Continues the ids that it finds in the cache.
 
-    def __init__(self) -> None:
+    Args:
+        shift: as in `following`.
+    """
+
+    def __init__(self, shift: int = 0) -> None:
+        self._shift = shift
         self.config = GPTConfig(
             vocab_size=END + 1, block_size=BLOCK_SIZE, n_layer=1, n_head=1, d_model=2
         )
@@ -59,7 +65,7 @@ class RememberingModel:
                     member = i // group.t
                     before = found[member][k_pos[member] <= last]
                     whole = np.array_equal(before[:, 1], np.arange(last + 1))
-                    token = following(before[:, 0].tolist()) if whole else ord("?")
+                    token = following(before[:, 0].tolist(), self._shift) if whole else ord("?")
                     logits[wanted[row], token] = 0
         return logits
 
@@ -76,9 +82,15 @@ def report(engine: Engine, folder: Path) -> None:
         time.sleep(0.1)
 
 
-def load(settings: Settings) -> Engine:
-    engine = Engine(
-        RememberingModel(),
+def load(settings: Settings, source: ModelSource, replaces: Engine | None) -> Engine:
+    engine = remembering(settings)
+    threading.Thread(target=report, args=(engine, source.path), daemon=True).start()
+    return engine
+
+
+def remembering(settings: Settings, shift: int = 0) -> Engine:
+    return Engine(
+        RememberingModel(shift),
         Tokenizer.bytes(),
         name="soak",
         max_running=settings.max_running,
@@ -89,8 +101,6 @@ def load(settings: Settings) -> Engine:
         prefill_chunk=16,
         check_every_step=True,
     )
-    threading.Thread(target=report, args=(engine, settings.model), daemon=True).start()
-    return engine
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from gpt.errors import ConfigError
+from serve.folders import ModelSource
 from serve.layers import PREFIX, Layered, read, settings_of, shown, summary
 from serve.server import SECRETS, build_parser, main, parse
 
@@ -34,12 +35,14 @@ def test_flags_go_before_the_environment_before_the_file_before_defaults(file: P
     )
     values = found.values
     assert (values["port"], values["max_running"], values["max_waiting"]) == (3, 6, 5)
-    assert (values["model"], values["device"], values["tls_key"]) == (Path("runs/a"), "cpu", None)
+    assert (values["device"], values["tls_key"]) == ("cpu", None)
+    assert values["model"] == [ModelSource(Path("runs/a"))]
     assert found.origins == {
         "model": f"{file}:1", "max_waiting": f"{file}:3", "max_running": f"{PREFIX}MAX_RUNNING",
         "port": "flag",
     }  # fmt: skip
-    assert layered(["runs/b"], {f"{PREFIX}CONFIG": str(file)}).values["model"] == Path("runs/b")
+    other = layered(["runs/b"], {f"{PREFIX}CONFIG": str(file)}).values["model"]
+    assert other == [ModelSource(Path("runs/b"))]
 
 
 def test_a_flag_that_repeats_a_default_still_goes_first(file: Path) -> None:
@@ -64,6 +67,7 @@ def test_a_flag_that_repeats_a_default_still_goes_first(file: Path) -> None:
         ("warmup: 2", "warmup is '2', but must be true or false"),
         ("api_keys: x", f"secret and only taken from the environment .{PREFIX}API_KEYS"),
         ("config: other.yaml", "unknown setting 'config'"),
+        ("model: [a, {b: c}]", "model takes a list of plain values"),
         ("- port", "must hold NAME: VALUE lines"),
         ("port: {", "is no YAML"),
     ],
@@ -77,6 +81,19 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
         layered(["--config", str(path)])
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_models_are_lists_in_a_file_and_have_commas_in_a_variable(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: [runs/a, b=runs/b]\nwatch: runs/c\n")
+    two = [ModelSource(Path("runs/a")), ModelSource(Path("runs/b"), "b")]
+    values = layered(["--config", str(path)]).values
+    assert (values["model"], values["watch"]) == (two, [ModelSource(Path("runs/c"))])
+    assert layered([], {f"{PREFIX}MODEL": "runs/a, b=runs/b"}).values["model"] == two
+    found = layered(["runs/a", "b=runs/b", "--watch", "x: y", "--watch", "z"])
+    path.write_text(shown(build_parser(PROG), found))
+    again = layered(["--config", str(path)]).values
+    assert (again["model"], again["watch"]) == (two, found.values["watch"])
 
 
 def test_an_empty_file_sets_nothing_and_a_missing_one_is_told(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt.errors import CheckpointError
+from gpt.errors import CheckpointError, ConfigError
+from serve.folders import ModelSource
 from serve.server import main, parse
 
 PROG = "antiphon serve"
@@ -21,7 +22,7 @@ def test_a_server_can_listen_and_answer_probes_before_torch_is_loaded() -> None:
 
 def test_the_defaults() -> None:
     settings = parse(["folder"], PROG)
-    assert settings.model == Path("folder")
+    assert settings.models == [ModelSource(Path("folder"))]
     assert (settings.host, settings.port) == ("127.0.0.1", 50051)
     assert (settings.max_running, settings.max_waiting) == (32, 256)
     assert settings.max_waiting_tokens == 2**20
@@ -55,6 +56,19 @@ def test_a_flag_out_of_range_is_a_usage_error(
         parse(["folder", *flags], PROG)
     assert end.value.code == 2
     assert flags[0] in capsys.readouterr().err
+
+
+def test_models_are_named_and_followed_wherever_they_stand_among_the_flags() -> None:
+    settings = parse(["a", "--port", "0", "--watch", "x=b", "c=runs/c", "--watch", "./d=d"], PROG)
+    assert settings.models == [
+        ModelSource(Path("a")),
+        ModelSource(Path("runs/c"), "c"),
+        ModelSource(Path("b"), "x", watched=True),
+        ModelSource(Path("./d=d"), watched=True),
+    ]
+    assert parse(["a", "--watch", "a"], PROG).models == [ModelSource(Path("a"), watched=True)]
+    with pytest.raises(ConfigError, match="two models are to be called 'a'"):
+        parse(["a=b", "a=c"], PROG)
 
 
 def test_a_model_that_is_not_there_is_found_out_at_once(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_while_draining_new_ones_are_refused_and_the_running_one_is_answered(
     running = served.stub.Tokenize.future(pb.TokenizeRequest(text="huge"))
     eventually(lambda: gate.entered == 1)
     drained = asyncio.run_coroutine_threadsafe(served.server.listener.drain(20), served.server.loop)
-    eventually(lambda: served.server.listener.service._served is None)
+    eventually(lambda: not served.server.listener.service._open)
     client = served.client
     for call in (
         lambda: client.tokenize("x"),

@@ -8,7 +8,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import SimpleProfiler
 
 from gpt.training.cli import main
-from gpt.training.lean import STEP_HOOKS, LeanTrainer, NoProfiler, skip_empty_hooks
+from gpt.training.lean import STEP_HOOKS, NoProfiler, skip_empty_hooks
+from gpt.training.lean_loop import LeanTrainer
 from gpt.training.module import GPTModule
 from gpt.training.throughput import Throughput
 from tests.training.small import fit, make_data, make_module

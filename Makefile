@@ -25,9 +25,9 @@ demo: $(VENV)/.installed  ## train a small model, sample it, serve it and call i
 smollm2: $(VENV)/.installed  ## fetch a small model that chats (93 MB) and import it to models/smollm2
 	@$(PY) -m gpt.weights.smollm2 models/smollm2
 
-# Two at a time: most wait for a process of their own half of the time.
+# Three at a time, on two cores: most wait for a process of their own for a while.
 test: $(VENV)/.installed-dev  ## run all tests (ARGS="-k name" for some)
-	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadfile $(ARGS)
 
 soak: export OMP_NUM_THREADS ?= 1
 

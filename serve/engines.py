@@ -107,8 +107,12 @@ class Engines:
 
     # Coming
 
-    async def start(self) -> list[Served]:
+    async def start(self, put: Callable[[Served], object]) -> None:
         """Bring up all models.
+
+        Args:
+            put: takes each of them over. Nothing else may keep it: it would stay in memory after it
+                has been replaced.
 
         Raises:
             UserError: one of them cannot be served.
@@ -116,7 +120,6 @@ class Engines:
         sources = self._settings.models
         if len(sources) > 1:
             log.info("%d models share threads and the memory for KV caches evenly", len(sources))
-        brought = []
         try:
             for source in sources:
                 found, served = await self._bring_up(source, None)
@@ -128,11 +131,10 @@ class Engines:
                     )
                 self.places.append(Place(replace(source, name=engine.name), engine, found))
                 log.info("model %s: version %s", engine.name, engine.version or "unknown")
-                brought.append(served)
+                put(served)
         except UserError:
             await self.stop()
             raise
-        return brought
 
     async def _bring_up(self, source: ModelSource, old: Engine | None) -> tuple[Found, Served]:
         """Load, start and try out an engine. One that fails is ended.

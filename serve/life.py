@@ -268,14 +268,13 @@ async def _life(settings: Settings, load: Load) -> bool:
     models = ", ".join(str(source.path) for source in settings.models)
     log.info("listening on %s, loading %s", listener.address, models)
     stopping = asyncio.ensure_future(stop.wait())
-    bringing_up = asyncio.ensure_future(engines.start())
+    bringing_up = asyncio.ensure_future(engines.start(listener.put))
     await _either(bringing_up, stopping)
     if not bringing_up.done():
         await listener.stop()
         return False
     try:
-        for served in bringing_up.result():
-            listener.put(served)
+        bringing_up.result()
         listener.open()
         names = ", ".join(place.source.name for place in engines.places)
         print(f"serving {names} on {listener.address}", flush=True)

@@ -37,10 +37,14 @@ class RememberingModel:
 
     Args:
         shift: as in `following`.
+
+    Attributes:
+        pause: seconds that each forward takes besides.
     """
 
     def __init__(self, shift: int = 0) -> None:
         self._shift = shift
+        self.pause = 0.0
         self.config = GPTConfig(
             vocab_size=END + 1, block_size=BLOCK_SIZE, n_layer=1, n_head=1, d_model=2
         )
@@ -49,6 +53,7 @@ class RememberingModel:
         return 0
 
     def __call__(self, ids: Tensor, plan: AttentionPlan, cache: KVCache) -> Tensor:
+        time.sleep(self.pause)
         layer, store = plan.layer(0), cache.layer(0)
         pairs = torch.stack([ids, plan.positions], -1).to(store.keys.dtype)[:, None]  # (N, 1, 2)
         store.write(pairs, pairs, layer)

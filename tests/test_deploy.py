@@ -17,9 +17,10 @@ import yaml
 from gpt.native import build as building
 from gpt.size import parameter_count
 from gpt.subject import find
-from serve import life
 from serve.auth import OPEN_TO_ALL
+from serve.engines import LAST_STEP_SECONDS
 from serve.layers import PREFIX, read
+from serve.life import GOODBYE_SECONDS
 from serve.memory import size_pool
 from serve.server import SECRETS, build_parser, parse
 from serve.service import NAME
@@ -79,7 +80,6 @@ DISTRIBUTIONS = {
     "prometheus_client": "prometheus-client",
     "yaml": "PyYAML",
 }
-NOT_FOR_SERVING = {"rustbpe"}  # learns vocabularies
 
 
 def test_the_image_has_all_that_serving_can_import() -> None:
@@ -106,7 +106,7 @@ def test_the_image_has_all_that_serving_can_import() -> None:
                     found.add(DISTRIBUTIONS.get(top, top))
     assert {"serve.engine", "gpt.attention"} <= seen
     has = {re.split(r"[<>=!\[]", line)[0] for line in requirements()}
-    assert found - NOT_FOR_SERVING - {"typing_extensions"} <= has
+    assert found - {"typing_extensions"} <= has
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
@@ -196,7 +196,8 @@ def test_the_server_takes_the_settings_and_finds_its_files(components: tuple[str
         volumes |= {each["name"] for each in component(name).get("volumes", [])}
         places |= {each["name"]: each["mountPath"] for each in laid_over.get("volumeMounts", [])}
     assert places.keys() == volumes
-    used = [values[name] for name in ("model", "api_keys_file", "tls_cert", "tls_key")]
+    used = [values[name] for name in ("api_keys_file", "tls_cert", "tls_key")]
+    used += [source.path for source in values["model"]]
     for path in (path for path in used if path is not None):
         assert any(path.is_relative_to(place) for place in places.values())
     assert (values["tls_cert"] is not None) == ("tls" in components)
@@ -239,7 +240,7 @@ def test_probes_ask_for_services_that_health_knows_and_need_no_key() -> None:
 def test_all_that_happens_at_the_end_fits_into_the_grace_period() -> None:
     command = SERVER["lifecycle"]["preStop"]["exec"]["command"]
     assert command[0] == "sleep"
-    ending = life.LAST_STEP_SECONDS + 2 * life.GOODBYE_SECONDS
+    ending = LAST_STEP_SECONDS + 2 * GOODBYE_SECONDS
     needed = int(command[1]) + SETTINGS["drain_seconds"] + ending
     assert needed < POD["terminationGracePeriodSeconds"]
     assert ending < 15, "what docs/operations.md says to add"

@@ -28,7 +28,8 @@ def skip_empty_hooks(callbacks: Iterable[Callback], module: L.LightningModule) -
     Lightning calls every hook of every callback, the empty ones included: a hundred a step, a
     millisecond on a slow core. It leaves out what is no function.
     """
-    for owner in (*callbacks, module):
+    owners: list[Callback | L.LightningModule] = [*callbacks, module]
+    for owner in owners:
         for name in STEP_HOOKS:
             if is_empty_hook(owner, name):
                 setattr(owner, name, None)

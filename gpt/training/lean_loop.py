@@ -107,7 +107,7 @@ def common_way(trainer: L.Trainer, fetcher: _DataFetcher) -> _Way | None:
 def _is_plain(precision: Precision) -> bool:
     """Whether it does nothing around the backward pass and the optimizer's step."""
     kind = type(precision)
-    if kind is MixedPrecision:
+    if isinstance(precision, MixedPrecision) and kind is MixedPrecision:
         return precision.scaler is None
     return all(getattr(kind, name) is getattr(Precision, name) for name in _OWN_PRECISION)
 
@@ -122,8 +122,9 @@ def _context(precision: Precision) -> Callable[[], AbstractContextManager[Any]]:
 def _arrival(trainer: L.Trainer) -> Callable[[Any], Any]:
     precision, module = trainer.precision_plugin, trainer.lightning_module
     names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    find = trainer._data_connector._datahook_selector.get_instance
-    before, transfer, after = (find(name) for name in names)
+    selector = trainer._data_connector._datahook_selector
+    assert selector is not None  # once a run has begun
+    before, transfer, after = (selector.get_instance(name) for name in names)
     device = trainer.strategy.root_device
     simple = (
         type(precision).convert_input is Precision.convert_input
@@ -293,8 +294,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
         before, facts["_current_fx_name"] = facts["_current_fx_name"], "configure_gradient_clipping"
         module.configure_gradient_clipping(
             optimizer,
-            gradient_clip_val=trainer.gradient_clip_val,  # type: ignore[attr-defined]
-            gradient_clip_algorithm=trainer.gradient_clip_algorithm,  # type: ignore[attr-defined]
+            gradient_clip_val=trainer.gradient_clip_val,
+            gradient_clip_algorithm=trainer.gradient_clip_algorithm,
         )
         facts["_current_fx_name"] = before
         return loss
@@ -319,7 +320,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             return None
         facts["_current_fx_name"] = "backward"
         self._call(way, "on_before_backward", found.closure_loss)
-        found.closure_loss.backward()
+        found.closure_loss.backward()  # type: ignore[no-untyped-call]  # torch gives it none
         self._call(way, "on_after_backward")
         facts["_current_fx_name"] = before
         self._result = found.asdict()

@@ -40,8 +40,9 @@ class BackgroundServer:
         settings: ListenSettings | None = None,
         watching: Watching | None = None,
     ) -> None:
-        several = isinstance(engines, Sequence)
-        self._engines = engines if several else [] if engines is None else [engines]
+        if engines is None:
+            engines = []
+        self._engines = engines if isinstance(engines, Sequence) else [engines]
         self._watching = watching
         self._settings = settings or ListenSettings()
         self._ready: Future[str] = Future()

@@ -119,10 +119,10 @@ def load(settings: Settings, source: ModelSource, replaces: Engine | None = None
     """
     import torch
 
-    from gpt.checkpoint import load_model
     from gpt.deterministic import make_deterministic
     from gpt.device import check_device
     from gpt.machine import GIB
+    from gpt.native.precision import open_model
     from serve.engine import Engine
     from serve.memory import DEFAULT_SHARE, check_room_beside
 
@@ -131,8 +131,9 @@ def load(settings: Settings, source: ModelSource, replaces: Engine | None = None
         check_room_beside(replaces, device)
     elif settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    dtype: torch.dtype = getattr(torch, settings.dtype)
-    loaded = load_model(source.path, device=device, dtype=dtype)
+    loaded, dtype, why = open_model(
+        source.path, settings.dtype, device, exact=settings.deterministic
+    )
     if device.type == "cpu":
         # What is read from a file may be the file itself, mapped into memory: whoever writes over
         # that would change the model at work.
@@ -141,12 +142,13 @@ def load(settings: Settings, source: ModelSource, replaces: Engine | None = None
     config, name = loaded.model.config, source.name or loaded.name
     log = logging.getLogger(__name__)
     log.info(
-        "model %s: %.2f M parameters, context %d, vocabulary %d, %s on %s, %d threads",
+        "model %s: %.2f M parameters, context %d, vocabulary %d, %s (%s) on %s, %d threads",
         name,
         loaded.model.num_params() / 1e6,
         config.block_size,
         loaded.tokenizer.n_vocab,
-        settings.dtype,
+        str(dtype).removeprefix("torch."),
+        why,
         device,
         torch.get_num_threads(),
     )

@@ -11,6 +11,8 @@ PY := $(VENV)/bin/python
 # The tests run many small models: more threads than one only get into each other's way, above all
 # where tests start processes of their own.
 test: export OMP_NUM_THREADS ?= 1
+# They start some hundred times, and need not compile the same modules each time.
+test: export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -71,13 +73,15 @@ clean:  ## remove the environment, builds and caches; data/, models/ and runs/ s
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is silent; a dot every two seconds says that it is alive. What it would have said is in the
-# log, and is shown if it fails. Arguments: what to install, the stamp's file.
+# log, and is shown if it fails. pip would compile what it installs on one core; files that are no
+# Python, as some packages have, are no fault. Arguments: what to install, the stamp's file.
 define install
 	@printf 'Installing Antiphon and what it needs into %s (a few minutes the first time) ' $(VENV)
 	@dots() { while sleep 2; do printf .; done; }; dots & \
 	trap "kill $$! 2>/dev/null" EXIT; trap 'exit 130' INT TERM; \
-	if $(PY) -m pip install --no-input --disable-pip-version-check -e '$(1)' \
-	    >$(VENV)/install.log 2>&1; then echo ' done'; \
+	if $(PY) -m pip install --no-input --disable-pip-version-check --no-compile -e '$(1)' \
+	    >$(VENV)/install.log 2>&1; then $(PY) -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1; \
+	    echo ' done'; \
 	else echo ' failed:'; tail -n 30 $(VENV)/install.log; exit 1; fi
 	@touch $(2)
 endef

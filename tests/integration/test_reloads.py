@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_no_text_is_wrong_and_no_page_is_lost_while_models_are_replaced(tmp_path: Path) -> None:
-    reloads = Reloads(reloads=30, streams=8, seed=0, folder=tmp_path)
+    reloads = Reloads(reloads=12, streams=8, seed=0, folder=tmp_path)
     reloads.run()
     assert reloads.faults == []
     assert all(reloads.counts[kind] > 0 for kind in ("stream", "whole", "batch"))

@@ -29,7 +29,7 @@ smollm2: $(VENV)/.installed  ## fetch a small model that chats (93 MB) and impor
 
 # Three at a time, on two cores: most wait for a process of their own for a while.
 test: $(VENV)/.installed-dev  ## run all tests (ARGS="-k name" for some)
-	@$(PY) -m pytest -n 3 --dist loadfile $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: export OMP_NUM_THREADS ?= 1
 

@@ -21,6 +21,7 @@ from gpt.params import SamplingParams
 from gpt.sample import main
 from gpt.settings import SETTINGS
 from gpt.tokenizer import Tokenizer
+from tests.terminal import interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "gpt", "sample"]
@@ -47,16 +48,6 @@ def session(model: Path, home: Path, *flags: str) -> Iterator[pexpect.spawn]:
         yield child
     finally:
         child.close(force=True)
-
-
-def interrupt(child: pexpect.spawn) -> None:
-    """Press Ctrl-C at the prompt until it is heard: Python misses one that comes between the prompt
-    and its waiting for a key."""
-    for _ in range(20):
-        child.sendintr()
-        if child.expect_exact(["Ctrl-D or /quit leaves", pexpect.TIMEOUT], timeout=5) == 0:
-            return
-    raise AssertionError("Ctrl-C does nothing")
 
 
 def say(child: pexpect.spawn, line: str) -> str:

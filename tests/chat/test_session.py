@@ -29,6 +29,7 @@ from serve.chat import main
 from serve.engine import Engine
 from tests.chat.chatml import CHATML, tokenizer
 from tests.serve.scripted import ScriptedModel
+from tests.terminal import interrupt
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = tokenizer()
@@ -278,8 +279,7 @@ def test_a_chat_at_a_terminal(folder: Path, tmp_path: Path) -> None:
         child.expect_exact("assistant:")
         child.expect_exact(END)
         child.send("half a li")
-        child.sendintr()
-        child.expect_exact("Ctrl-D or /quit leaves")
+        interrupt(child)
         child.expect_exact(END)
         child.sendeof()
         child.expect(pexpect.EOF)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import machine
+from gpt.bench.output import machine_facts, machine_line
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.errors import UserError
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--llama", default="python3", help="a Python with llama-cpp-python")
     parser.add_argument("--tokens", type=int, default=48, help="tokens to make of each prompt")
     args = parser.parse_args()
-    print(machine())
+    print(machine_line(machine_facts()))
 
     model, tokenizer = open_model(args.model)
     prompts = [tokenizer.encode(text) for text in PROMPTS]

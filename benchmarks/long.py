@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from benchmarks.common import machine
+from gpt.bench.output import machine_facts, machine_line
 from gpt.cache import PAGE_SIZE
 from gpt.cachespec import CacheSpec
 from gpt.config import PRESETS, GPTConfig
@@ -64,7 +64,7 @@ def main() -> None:
     for sequence in sequences:
         assert texts.add(sequence)
 
-    print(machine())
+    print(machine_line(machine_facts()))
     for group in spec.groups:
         print(f"  {group}")
     print(f"{'tokens':>8} {'pages':>7} {'ms a token':>11} {'of CPU':>8} {'slowest':>9}")

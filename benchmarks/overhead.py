@@ -88,7 +88,7 @@ def main() -> None:
         (serve.engine, "emit", "waking the event loop"),
     ):
         clock.watch(owner, attribute, name)
-    model.forward = clock.timed("model", model.forward)  # type: ignore[method-assign]
+    model.forward = clock.timed("model", model.forward)  # type: ignore[method-assign]  # timed in place
     print(f"{args.preset}, {args.streams} texts, {args.steps} steps")
     loop = asyncio.new_event_loop()
     for kind in args.kinds:

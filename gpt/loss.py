@@ -101,7 +101,7 @@ def _by_shares(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     with torch.autocast(device, enabled=False):
         # torch gives `apply` no types
-        return _Nats.apply(x, weight, targets, softcap, share, dtype)  # type: ignore[no-any-return, no-untyped-call]
+        return _Nats.apply(x, weight, targets, softcap, share, dtype)  # type: ignore[no-any-return, no-untyped-call]  # torch gives it no types
 
 
 class _Nats(torch.autograd.Function):

@@ -67,7 +67,7 @@ class _Way:
     having: dict[str, list[Callback | L.LightningModule]] = field(default_factory=dict)
 
     def look_for_hooks(self, trainer: L.Trainer) -> None:
-        self.callbacks = list(trainer.callbacks)  # type: ignore[attr-defined]
+        self.callbacks = list(trainer.callbacks)  # type: ignore[attr-defined]  # a connector sets it
         owners: list[Callback | L.LightningModule] = [*self.callbacks, self.module]
         self.having = {
             name: [owner for owner in owners if not is_empty_hook(owner, name)]
@@ -84,7 +84,7 @@ def common_way(trainer: L.Trainer, fetcher: _DataFetcher) -> _Way | None:
         version not in KNOWN
         or type(strategy) is not SingleDeviceStrategy
         or strategy.model is not module
-        or type(trainer.profiler) not in (NoProfiler, PassThroughProfiler)  # type: ignore[attr-defined]
+        or type(trainer.profiler) not in (NoProfiler, PassThroughProfiler)  # type: ignore[attr-defined]  # as above
         or isinstance(fetcher, _DataLoaderIterDataFetcher)
         or not module.automatic_optimization
         or any(is_overridden(name, module) for name in _OWN_STEPS)

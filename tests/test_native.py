@@ -7,7 +7,8 @@ import multiprocessing
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -226,9 +227,32 @@ def test_the_measurement_ends_and_small_models_are_left_alone(library: Path) -> 
     native.use(Kernels(library))
     assert speed_up(model(torch.float32)) is None
     for dtype in native.DTYPES:
-        routes = products.measure(Kernels(library), dtype, seconds=0.01)
+        routes = products.measure(Kernels(library), dtype)
         assert 0 <= routes.own_until <= max(products.ROWS)
     assert set(precision.measure(0.01)) == {1, 16}
+
+
+def test_a_slow_moment_is_not_taken_for_a_slow_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else had the processor while ours were tried for the first times, the model would
+    be served by torch's for as long as the process lives."""
+    now, calls = 0.0, 0
+
+    def own(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        nonlocal now, calls
+        calls += 1
+        late = calls <= 15
+        now += 5.0 if late else 1.0 if len(x) <= 16 else 4.0
+        return x
+
+    def theirs(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        nonlocal now
+        now += 3.0
+        return x
+
+    monkeypatch.setattr(products.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(products.F, "linear", theirs)
+    fake = SimpleNamespace(linear=own)
+    assert products.measure(cast(Kernels, fake), torch.float32).own_until == 16
 
 
 @needs_compiler

@@ -52,6 +52,21 @@ template <class W, class X> void widen(const X* from, float* to, int64_t k) {
     for (; i < k; i++) to[i] = number(from[i]);
 }
 
+// How many numbers of a row a tile runs over at a time. One row of x fits into L1 whole.
+INLINE int64_t depth_of(int64_t rows, int64_t k) { return rows == 1 || k < DEPTH ? k : DEPTH; }
+
+// Row m of x, (rows, k), to where `product` reads it: `depth_of` numbers of each row stand side by
+// side, then as many of what follows. Rows as they come would be a power of two apart in many models,
+// and share the few places that L1 has for such.
+template <class W, class X>
+void pack(const X* x, int64_t m, int64_t rows, int64_t k, float* to) {
+    const int64_t deep = depth_of(rows, k);
+    for (int64_t from = 0; from < k; from += deep) {
+        int64_t depth = k - from < deep ? k - from : deep;
+        widen<W>(x + from, to + from * rows + m * depth, depth);
+    }
+}
+
 // y[m][n] = or += sum over k of x[m][k] w[n][k]; x as `widen` lays it out. With few sums at hand
 // each is split, so that one addition need not wait for the one before.
 template <class W, int M, int N>
@@ -101,22 +116,23 @@ void band(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t columns,
     for (; n < columns; n++) tile<W, M, 1>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, more);
 }
 
+// y (rows, columns) = x (rows, k) w (columns, k)^T; x as `pack` lays it out.
 template <class W>
-void product(const float* x, int64_t ldx, int64_t rows, const W* w, int64_t ldw, int64_t columns,
-             int64_t k, float* y, int64_t ldy) {
-    // One row of x fits into L1 whole.
-    const int64_t deep = rows == 1 ? k : DEPTH;
+void product(const float* x, int64_t rows, const W* w, int64_t ldw, int64_t columns, int64_t k,
+             float* y) {
+    const int64_t deep = depth_of(rows, k);
     for (int64_t from = 0; from < k; from += deep) {
         int64_t depth = k - from < deep ? k - from : deep, m = 0;
-        auto at = [&](int64_t m) { return x + m * ldx + from; };
+        auto at = [&](int64_t m) { return x + from * rows + m * depth; };
+        auto to = [&](int64_t m) { return y + m * columns; };
         const W* own = w + from;
         for (; m + ROWS <= rows; m += ROWS)
-            band<W, ROWS, COLUMNS>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
+            band<W, ROWS, COLUMNS>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
         for (; m + 4 <= rows; m += 4)
-            band<W, 4, 1>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
+            band<W, 4, 1>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
         for (; m + 2 <= rows; m += 2)
-            band<W, 2, 1>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
-        if (m < rows) band<W, 1, 1>(at(m), ldx, own, ldw, columns, depth, y + m * ldy, ldy, from);
+            band<W, 2, 1>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
+        if (m < rows) band<W, 1, 1>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
     }
 }
 
@@ -124,7 +140,8 @@ void product(const float* x, int64_t ldx, int64_t rows, const W* w, int64_t ldw,
 template <class W>
 void linear(const W* x, const W* w, const W* bias, W* y, int64_t M, int64_t N, int64_t K,
             int threads) {
-    constexpr bool plain = Weights<W>::step == LANES;  // x can be read as it stands
+    // Whether x can be read as it stands.
+    const bool plain = Weights<W>::step == LANES && depth_of(M, K) == K;
     float* wide = plain ? (float*)x : scratch(0, M * K);
     int64_t block = share(N, DEPTH * sizeof(W), threads);
     int64_t blocks = (N + block - 1) / block;
@@ -132,13 +149,13 @@ void linear(const W* x, const W* w, const W* bias, W* y, int64_t M, int64_t N, i
     {
         if (!plain) {
 #pragma omp for schedule(static)
-            for (int64_t m = 0; m < M; m++) widen<W>(x + m * K, wide + m * K, K);
+            for (int64_t m = 0; m < M; m++) pack<W>(x + m * K, m, M, K, wide);
         }
         float* sums = scratch(1, M * block);
 #pragma omp for schedule(dynamic) nowait
         for (int64_t b = 0; b < blocks; b++) {
             int64_t first = b * block, n = N - first < block ? N - first : block;
-            product<W>(wide, K, M, w + first * K, K, n, K, sums, n);
+            product<W>(wide, M, w + first * K, K, n, K, sums);
             for (int64_t m = 0; m < M; m++) {
                 const float* from = sums + m * n;
                 W* to = y + m * N + first;
@@ -255,7 +272,7 @@ template <class W> void attend(const Attend& a) {
         float* sums = scratch(2, D);
         float* page_scores = scratch(3, G * P);
         for (int64_t g = 0; g < G; g++)
-            widen<W>(q + row * a.q_row + (k * G + g) * D, wide + g * D, D);
+            pack<W>(q + row * a.q_row + (k * G + g) * D, g, G, D, wide);
         auto in_page = [&](int64_t at, int64_t& slot) {
             // Keys from `at` on that lie side by side, and where.
             int64_t place = at + a.skip, left = P - place % P;
@@ -266,7 +283,7 @@ template <class W> void attend(const Attend& a) {
         int64_t slot = 0;
         for (int64_t at = first, n; at < stop; at += n) {
             n = in_page(at, slot);
-            product<W>(wide, D, G, keys + (k * a.slots + slot) * D, D, n, D, page_scores, n);
+            product<W>(wide, G, keys + (k * a.slots + slot) * D, D, n, D, page_scores);
             for (int64_t g = 0; g < G; g++) {
                 float* to = scores + g * a.s + at;
                 const float* from = page_scores + g * n;

@@ -191,8 +191,8 @@ def attend(
 
 
 def _in_place(q: Tensor, group: Group, cache: LayerCache, dropout: float) -> bool:
-    """Whether the group's keys are read where they lie: few tokens on a processor, if kernels for it
-    could be compiled (`gpt.native`)."""
+    """Whether the group's keys are read where they lie: few tokens on a processor, if kernels
+    for it could be compiled (`gpt.native`)."""
     few = group.t == 1 or (group.t <= IN_PLACE_QUERIES and not group.causal)
     if not few or group.fixed or group.blocks is not None or dropout:
         return False

@@ -35,8 +35,8 @@ class _Attend(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "keys", "values", "out")),
         *((name, ctypes.c_void_p) for name in ("rows", "pages", "sees", "bias")),
-        *((name, ctypes.c_int64) for name in ("b", "t", "H", "K", "D", "s", "n_pages", "page_size")),
-        *((name, ctypes.c_int64) for name in ("skip", "first_slot", "slots", "q_row")),
+        *((name, ctypes.c_int64) for name in ("b", "t", "H", "K", "D", "s", "n_pages")),
+        *((name, ctypes.c_int64) for name in ("page_size", "skip", "first_slot", "slots", "q_row")),
         *((name, ctypes.c_int64) for name in ("bias_b", "bias_h")),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import warm
+
 # No test fails because the machine is busy with something else, and each run tries the same
 # examples, so that a change fails by its own fault. `ANTIPHON_EXAMPLES=new` looks for new ones.
 settings.register_profile(
@@ -34,6 +36,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, model, tokenizer)
     return folder
+
+
+def pytest_sessionfinish() -> None:
+    warm.end()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -21,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.warm import running
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = {"console", "python"}
@@ -107,12 +108,8 @@ def free_port() -> int:
         return port
 
 
-def furnish(folder: Path, address: str) -> None:
-    """A place as a reader has it: some notes of their own, and `antiphon` on the path.
-
-    Args:
-        address: of the Python that runs the commands.
-    """
+def furnish(folder: Path) -> None:
+    """A place as a reader has it: some notes of their own, and `antiphon` on the path."""
     corpus = folder / "corpus.txt"
     lines = [
         f"ROMEO: the night is {word} and long, and I am here.\n" for word in ("dark", "cold", "old")
@@ -124,10 +121,10 @@ def furnish(folder: Path, address: str) -> None:
     for name in ("train.py", "configs"):  # what a checkout has at its top
         (folder / name).symlink_to(ROOT / name)
     (folder / "bin").mkdir()
-    warm = f"{sys.executable} -S -E {ROOT / 'tests' / 'warm.py'} {address}"
+    python = shlex.join(warm.command())
     for name, train, real in [
-        ("antiphon", "train", f"{warm} -m gpt"),
-        ("python", "train.py", warm),
+        ("antiphon", "train", f"{python} -m gpt"),
+        ("python", "train.py", python),
     ]:
         script = folder / "bin" / name
         script.write_text(
@@ -152,12 +149,7 @@ def run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
     Returns:
         How many commands and programs ran.
     """
-    with running() as address:
-        furnish(folder, address)
-        return _run_pages(pages, folder, elsewhere)
-
-
-def _run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
+    furnish(folder)
     path = [folder / "bin", Path(sys.executable).parent, os.environ["PATH"]]
     env = {
         **os.environ,
@@ -192,9 +184,11 @@ def _run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
 
 
 def _run(step: str, block: Block, folder: Path, env: dict[str, str]) -> None:
-    shell = ["bash", "-o", "pipefail", "-c"]
+    words = ["bash", "-o", "pipefail", "-c", step]
+    if block.kind == "python":
+        words = warm.command("-c", step)
     done = subprocess.run(
-        [*([sys.executable, "-c"] if block.kind == "python" else shell), step],
+        words,
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,

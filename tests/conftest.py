@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,16 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, model, tokenizer)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _measured_once() -> Iterator[None]:
+    """How fast this CPU is, each run of the trainer finds out anew; here, the first."""
+    from gpt import machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "measured", functools.cache(machine.measured))
+        yield
 
 
 def pytest_sessionfinish() -> None:

@@ -2,10 +2,10 @@
 
 A `console` block holds commands after `$ ` and what they print; a `python` block is a program. They
 run as they stand, in a scratch folder, with five changes: Python has imported torch already
-(`tests.warm`), training stops after a few steps, text comes from a small file unless the command
-names its own, the server's port is a free one, and `antiphon doctor` only looks. A block with a
-title is a file of that name, which later commands find. A command that is added to a page is
-thereby tested; a block of another kind is told of.
+(`tests.warm`), training stops after a few steps and samples little, text comes from a small file
+unless the command names its own, the server's port is a free one, and `antiphon doctor` only looks.
+A block with a title is a file of that name, which later commands find. A command that is added to a
+page is thereby tested; a block of another kind is told of.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN = {"console", "python"}
 SHOWN = {"text", "yaml", "json", "proto"}
 PORT = "50051"
-STEPS, RESUMED_STEPS = 20, 30
+STEPS, RESUMED_STEPS = 10, 15
 
 SHORTENED = """\
 #!/bin/sh
@@ -37,9 +37,11 @@ case "$1" in
 {train})
     steps={steps}
     source="--data.source {corpus}"
+    samples=
+    case "$2" in fit) samples="--samples.max_tokens 8" ;; esac
     case "$*" in *--ckpt_path*|*--resume*) steps={resumed_steps} ;; esac
     case "$*" in *--data.source*|*/config.yaml*) source= ;; esac
-    exec {real} "$@" $source --trainer.max_steps $steps --trainer.val_check_interval 10 \\
+    exec {real} "$@" $source $samples --trainer.max_steps $steps --trainer.val_check_interval 5 \\
         --data.vocab_size 320 --data.batch_size 4 --model.config.block_size 64
     ;;
 doctor)

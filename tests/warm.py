@@ -251,60 +251,69 @@ def _serve(path: str) -> None:
     script.write_text(EXECUTABLE.format(warm=warm, python=sys.executable))
     script.chmod(0o755)
 
-    def bury(*_: Any) -> None:
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-    signal.signal(signal.SIGCHLD, bury)
+    # A signal that something has ended makes `woken` readable.
+    woken, wakeup = socket.socketpair()
+    for each in (woken, wakeup):
+        each.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup.fileno())
+    lines: dict[socket.socket, int] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
         door.bind(path)
         door.listen(64)
         print("ready", flush=True)
         while True:
-            ready, _, _ = select.select([door, 0], [], [])
+            ready, _, _ = select.select([0, door, woken, *lines], [], [])
             if 0 in ready:
+                for pid in lines.values():
+                    os.kill(pid, signal.SIGKILL)
                 return
-            line, _ = door.accept()
-            if os.fork() == 0:
-                door.close()
-                _attend(line, script)
+            if woken in ready:
+                woken.recv(SIZE)
+                _tell(lines)
+            for line in lines.keys() & ready:  # nobody waits for it any more
+                os.kill(lines[line], signal.SIGKILL)
+                lines[_nobody()] = lines.pop(line)
+                line.close()
+            if door in ready:
+                line, _ = door.accept()
+                fds: list[int] = []
+                try:
+                    size, fds, _, _ = socket.recv_fds(line, 4, MANY)
+                    request = json.loads(_exactly(line, int.from_bytes(size, "big")))
+                except (EOFError, OSError, ValueError):  # who asked was killed meanwhile
+                    line.close()
+                    for fd in fds:
+                        os.close(fd)
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for each in (door, woken, wakeup, line, *lines):
+                        each.close()
+                    _become(*request, fds, str(script))
+                lines[line] = pid
+                for fd in fds:
+                    os.close(fd)
+                with suppress(OSError):
+                    line.sendall(pid.to_bytes(4, "big"))
+
+
+def _nobody() -> socket.socket:
+    """A line that is never readable."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+
+def _tell(lines: dict[socket.socket, int]) -> None:
+    """Tell who waits for commands how those ended that have."""
+    for line, pid in list(lines.items()):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            with suppress(OSError):
+                code = os.waitstatus_to_exitcode(status)
+                line.sendall(code.to_bytes(4, "big", signed=True))
             line.close()
-
-
-def _attend(line: socket.socket, script: Path) -> None:
-    """Run one command in a child, and tell the caller how it ended."""
-    size, fds, _, _ = socket.recv_fds(line, 4, MANY)
-    request = json.loads(_exactly(line, int.from_bytes(size, "big")))
-    wakeup, woken = socket.socketpair()
-    for end in (wakeup, woken):
-        end.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken.fileno())
-    pid = os.fork()
-    if pid == 0:
-        signal.set_wakeup_fd(-1)
-        for kept in (line, wakeup, woken):
-            kept.close()
-        _become(*request, fds, str(script))
-    for fd in fds:
-        os.close(fd)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    with suppress(OSError):
-        line.sendall(pid.to_bytes(4, "big"))
-    watched = [wakeup, line]
-    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
-        ready, _, _ = select.select(watched, [], [])
-        if line in ready:  # nobody waits for it any more
-            os.kill(pid, signal.SIGKILL)
-            watched.remove(line)
-        if wakeup in ready:
-            wakeup.recv(SIZE)
-    with suppress(OSError):
-        line.sendall(os.waitstatus_to_exitcode(ended[1]).to_bytes(4, "big", signed=True))
-    os._exit(0)
+            del lines[line]
 
 
 def _become(argv: list[str], cwd: str, env: dict[str, str], numbers: list[int], group: str,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import warm
 
 # No test fails because the machine is busy with something else, and each run tries the same
 # examples, so that a change fails by its own fault. `ANTIPHON_EXAMPLES=new` looks for new ones.
@@ -34,6 +38,20 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder, model, tokenizer)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _measured_once() -> Iterator[None]:
+    """How fast this CPU is, each run of the trainer finds out anew; here, the first."""
+    from gpt import machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "measured", functools.cache(machine.measured))
+        yield
+
+
+def pytest_sessionfinish() -> None:
+    warm.end()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,16 +2,17 @@
 
 A `console` block holds commands after `$ ` and what they print; a `python` block is a program. They
 run as they stand, in a scratch folder, with five changes: Python has imported torch already
-(`tests.warm`), training stops after a few steps, text comes from a small file unless the command
-names its own, the server's port is a free one, and `antiphon doctor` only looks. A block with a
-title is a file of that name, which later commands find. A command that is added to a page is
-thereby tested; a block of another kind is told of.
+(`tests.warm`), training stops after a few steps and samples little, text comes from a small file
+unless the command names its own, the server's port is a free one, and `antiphon doctor` only looks.
+A block with a title is a file of that name, which later commands find. A command that is added to a
+page is thereby tested; a block of another kind is told of.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import stat
 import subprocess
@@ -21,13 +22,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.warm import running
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = {"console", "python"}
 SHOWN = {"text", "yaml", "json", "proto"}
 PORT = "50051"
-STEPS, RESUMED_STEPS = 20, 30
+STEPS, RESUMED_STEPS = 10, 15
 
 SHORTENED = """\
 #!/bin/sh
@@ -36,9 +37,11 @@ case "$1" in
 {train})
     steps={steps}
     source="--data.source {corpus}"
+    samples=
+    case "$2" in fit) samples="--samples.max_tokens 8" ;; esac
     case "$*" in *--ckpt_path*|*--resume*) steps={resumed_steps} ;; esac
     case "$*" in *--data.source*|*/config.yaml*) source= ;; esac
-    exec {real} "$@" $source --trainer.max_steps $steps --trainer.val_check_interval 10 \\
+    exec {real} "$@" $source $samples --trainer.max_steps $steps --trainer.val_check_interval 5 \\
         --data.vocab_size 320 --data.batch_size 4 --model.config.block_size 64
     ;;
 doctor)
@@ -107,12 +110,8 @@ def free_port() -> int:
         return port
 
 
-def furnish(folder: Path, address: str) -> None:
-    """A place as a reader has it: some notes of their own, and `antiphon` on the path.
-
-    Args:
-        address: of the Python that runs the commands.
-    """
+def furnish(folder: Path) -> None:
+    """A place as a reader has it: some notes of their own, and `antiphon` on the path."""
     corpus = folder / "corpus.txt"
     lines = [
         f"ROMEO: the night is {word} and long, and I am here.\n" for word in ("dark", "cold", "old")
@@ -124,10 +123,10 @@ def furnish(folder: Path, address: str) -> None:
     for name in ("train.py", "configs"):  # what a checkout has at its top
         (folder / name).symlink_to(ROOT / name)
     (folder / "bin").mkdir()
-    warm = f"{sys.executable} -S -E {ROOT / 'tests' / 'warm.py'} {address}"
+    python = shlex.join(warm.command())
     for name, train, real in [
-        ("antiphon", "train", f"{warm} -m gpt"),
-        ("python", "train.py", warm),
+        ("antiphon", "train", f"{python} -m gpt"),
+        ("python", "train.py", python),
     ]:
         script = folder / "bin" / name
         script.write_text(
@@ -152,12 +151,7 @@ def run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
     Returns:
         How many commands and programs ran.
     """
-    with running() as address:
-        furnish(folder, address)
-        return _run_pages(pages, folder, elsewhere)
-
-
-def _run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
+    furnish(folder)
     path = [folder / "bin", Path(sys.executable).parent, os.environ["PATH"]]
     env = {
         **os.environ,
@@ -192,9 +186,11 @@ def _run_pages(pages: Iterable[Path], folder: Path, elsewhere: set[str]) -> int:
 
 
 def _run(step: str, block: Block, folder: Path, env: dict[str, str]) -> None:
-    shell = ["bash", "-o", "pipefail", "-c"]
+    words = ["bash", "-o", "pipefail", "-c", step]
+    if block.kind == "python":
+        words = warm.command("-c", step)
     done = subprocess.run(
-        [*([sys.executable, "-c"] if block.kind == "python" else shell), step],
+        words,
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,

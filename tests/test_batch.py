@@ -18,6 +18,7 @@ import pytest
 from gpt.batch import AHEAD, seed_of
 from gpt.errors import DataError
 from gpt.sample import main
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 # float64: company may round otherwise than solitude, and these tests compare texts.
@@ -180,7 +181,7 @@ def test_seeds_of_neighbouring_runs_share_nothing() -> None:
 
 @contextlib.contextmanager
 def running(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "gpt", "sample", *map(str, arguments), *EXACT],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
     )  # fmt: skip

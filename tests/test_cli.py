@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpt import cli
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,14 +63,8 @@ def played(tmp_path: Path) -> dict[str, str]:
 def run(
     *arguments: str, module: str = "gpt", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
+    return warm.run(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=env, text=True, timeout=120
     )
 
 

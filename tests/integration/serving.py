@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 REAL = (sys.executable, "-m", "gpt", "serve")
@@ -19,6 +21,9 @@ PATIENCE = 120.0
 
 class ServerProcess:
     """A server; leaving the context kills it if it is still there.
+
+    Args:
+        start: what starts it: `subprocess.Popen` for a process whose memory is its own alone.
 
     Attributes:
         target: where it listens: told by its log as soon as the port is bound.
@@ -31,8 +36,9 @@ class ServerProcess:
         *flags: str,
         port: int = 0,
         environment: dict[str, str] | None = None,
+        start: type[subprocess.Popen[str]] = warm.Popen,
     ) -> None:
-        self.process = subprocess.Popen(
+        self.process = start(
             [*command, str(model), "--port", str(port), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

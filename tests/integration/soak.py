@@ -30,6 +30,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests import warm
 from tests.integration.serving import ENVIRONMENT, PATIENCE, ROOT, ServerProcess
 
 HERE = ROOT / "tests" / "integration"
@@ -67,7 +68,7 @@ class Soak:
 
     def run(self) -> None:
         flags = ("--max-running", "32", "--max-waiting", str(max(0, self.streams - 40)))
-        with ServerProcess(SERVER, self.folder, *flags) as server:
+        with ServerProcess(SERVER, self.folder, *flags, start=subprocess.Popen) as server:
             server.await_ready()
             self._lock, self._over = threading.Lock(), threading.Event()
             self._clients = enumerate(range(0, self.requests, self.per_client))
@@ -110,7 +111,7 @@ class Soak:
         """A client that is killed once so many of its requests are over."""
         streams = max(1, self.streams // self.processes)
         numbers = map(str, (self.seed, first, count, streams))
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, str(HERE / "soak_client.py"), target, *numbers],
             stdout=subprocess.PIPE,
             text=True,

@@ -19,6 +19,7 @@ from gpt.data.ngram import ngram_bits_per_byte
 from gpt.data.prepare import prepare
 from gpt.params import SamplingParams
 from serve.demo import DemoError, compare_with_baseline, serve_and_call
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """\
@@ -50,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 @contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A Python process that leads a process group in which afterwards nothing may be left."""
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -144,8 +145,9 @@ def test_a_training_that_fails_ends_the_demo_with_one_line(folder: Path) -> None
 
 
 def test_a_streamed_text_that_differs_fails_the_demo_and_shows_both(
-    model_folder: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "executable", warm.executable())  # its server is one of a few
     params = SamplingParams(temperature=0, max_tokens=4, seed=1)
     with pytest.raises(DemoError, match='over gRPC, "not this" here'):
         serve_and_call(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from gpt.training import cli
+from tests import warm
 from tests.training import several
 from tests.training.small import write_corpus
 
@@ -34,9 +34,9 @@ def train(folder: Path, corpus: Path, *arguments: str, processes: int = 1) -> di
         return found(folder)
     # What Lightning leaves behind in this process (a seed for all that it starts) is not for them.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-m", "tests.training.several", *argv],
-        cwd=ROOT, env={**env, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+        cwd=ROOT, env={**env, "OMP_NUM_THREADS": "1"}, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return found(folder)
@@ -151,10 +151,9 @@ def test_sharded_training_on_the_command_line_validates_within_the_run(tmp_path:
     argv = ["fit", "--config", str(tmp_path / "c.yaml"), "--wandb", "off"]
     sharded = ["--data.batch_size=2", "--trainer.devices=2", "--trainer.strategy=fsdp2"]
     env = {key: value for key, value in os.environ.items() if not key.startswith("PL_")}
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, str(ROOT / "train.py"), *argv, *sharded, "--name=both"],
-        cwd=ROOT, env={**env, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=110,
+        cwd=ROOT, env={**env, "OMP_NUM_THREADS": "1"}, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert cli.main([*argv, "--data.batch_size=4", "--trainer.devices=1", "--name=one"]) == 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import warm
 from tests.integration.test_train import environment
 from tests.training.small import write_corpus
 
@@ -85,10 +85,9 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_path: Pat
     (tmp_path / "a.yaml").write_text(CONFIG % (30 + 4 * KILLS))
 
     command = [sys.executable, str(KILLER), SEED, "straight=0", f"killed={KILLS}", "--"]
-    done = subprocess.run(
+    done = warm.run(
         [*command, "fit", "--config", "a.yaml", "--resume"],
-        cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=280,
+        cwd=tmp_path, env=environment(), text=True, timeout=280,
     )  # fmt: skip
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

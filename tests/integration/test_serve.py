@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpt.params import SamplingParams
 from gpt.score import score
 from gpt.tokenizer import Tokenizer
 from serve.client import Client, RequestError
+from tests import warm
 from tests.integration.serving import ENVIRONMENT, REAL, ROOT, ServerProcess
 
 pytestmark = pytest.mark.integration
@@ -123,9 +123,8 @@ def test_a_too_long_prompt_is_refused_with_the_numbers(client: Client) -> None: 
 
 def test_the_command_line_from_end_to_end(folder: Path, server: ServerProcess) -> None:
     command = [sys.executable, "-m", "gpt", "generate", "--target", server.target]
-    done = subprocess.run(
+    done = warm.run(
         [*command, "--prompt", "ROMEO:", "--seed", "1", "--max-tokens", "20"],
-        capture_output=True,
         env=ENVIRONMENT,
         cwd=ROOT,
         timeout=60,

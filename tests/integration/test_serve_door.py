@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,7 +212,8 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(fast: Path) -> Iterator[ServerProcess]:
     flags = ["--max-receive-bytes", "20000", "--max-send-bytes", "2000", "--min-ping-seconds", "1"]
     flags += ["--max-prompt-bytes", "5000", "--no-reflection"]
-    with ServerProcess(SCRIPTED, fast, *flags) as process:
+    # Its memory is looked at.
+    with ServerProcess(SCRIPTED, fast, *flags, start=subprocess.Popen) as process:
         process.await_ready()
         yield process
 

@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from serve.client import Client, RequestError
+from tests import warm
 from tests.integration.serving import ENVIRONMENT, PATIENCE, ROOT, SCRIPTED, ServerProcess
 
 pytestmark = pytest.mark.integration
@@ -125,7 +126,7 @@ def test_a_killed_client_leaves_its_place_to_others(model: Path) -> None:  # S10
     with ServerProcess(SCRIPTED, model, "--max-running", "1", "--max-waiting", "0") as server:
         server.await_ready()
         command = [sys.executable, "-m", "gpt", "generate", "--target", server.target]
-        doomed = subprocess.Popen(
+        doomed = warm.Popen(
             [*command, "--prompt", "x"], stdout=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT
         )
         assert doomed.stdout is not None

@@ -11,6 +11,7 @@ import pytest
 
 from serve.client import Client
 from serve.top import look
+from tests import warm
 from tests.integration.serving import ENVIRONMENT, PATIENCE, ROOT, SCRIPTED, ServerProcess
 
 pytestmark = pytest.mark.integration
@@ -43,7 +44,7 @@ def test_a_log_of_objects_metrics_and_a_slow_request(tmp_path: Path) -> None:
 
 def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end(tmp_path: Path) -> None:
     (tmp_path / "loaded").touch()
-    with subprocess.Popen(
+    with warm.Popen(
         [*SCRIPTED, str(tmp_path), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,  # 64 KiB fit into it

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from gpt.checkpoint import load_model
+from tests import warm
 from tests.training.small import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,10 +47,7 @@ def environment() -> dict[str, str]:
 
 def run(folder: Path, command: list[str]) -> str:
     """What a command prints; its stdin is closed, so that whoever asks gets an error."""
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = warm.run(command, cwd=folder, env=environment(), text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -135,7 +133,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(folder: Path) -> None:
     command = [*TRAIN, "fit", "--config", "tiny.yaml", "--trainer.max_steps", "1000000",
                "--trainer.val_check_interval", "1000000"]  # fmt: skip
     metrics = folder / "runs" / "tiny" / "metrics.csv"
-    process = subprocess.Popen(
+    process = warm.Popen(
         command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip

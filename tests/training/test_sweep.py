@@ -25,6 +25,7 @@ from gpt.training.grid import (
     parse_setting,
 )
 from gpt.training.sweep import main
+from tests import warm
 from tests.training.small import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,7 +114,7 @@ def test_a_sweep_is_stopped_and_goes_on_and_repeats_nothing(config, tmp_path, ca
     folder = tmp_path / "runs" / "s"
     argv = [str(config), "--name", "s", "--runs_dir", str(tmp_path / "runs")]
     both = [*argv, "--set", "trainer.max_steps=3,1000000"]
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-m", "gpt", "sweep", *both], cwd=ROOT, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -148,7 +149,8 @@ def test_a_sweep_is_stopped_and_goes_on_and_repeats_nothing(config, tmp_path, ca
 
 
 @pytest.mark.integration
-def test_a_setting_that_fit_does_not_know_ends_the_sweep_at_once(config, tmp_path):
+def test_a_setting_that_fit_does_not_know_ends_the_sweep_at_once(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", warm.executable())
     argv = [str(config), "--name", "t", "--runs_dir", str(tmp_path / "runs"), "--seeds", "3"]
     with pytest.raises(ConfigError, match=r"did you mean --model\.optimizer\.lr\?"):
         main([*argv, "--set", "model.optimizer.lrr=1,2"], "antiphon sweep")

@@ -25,6 +25,7 @@ from gpt.errors import ServerError
 from serve import logs
 from serve.address import UnixSocket, host_of
 from serve.auth import Authenticate, Keys
+from serve.connection import NEAR
 from serve.engines import Engines, Load
 from serve.faults import StuckError
 from serve.health import Health
@@ -46,9 +47,6 @@ log = logging.getLogger(__name__)
 
 PONG_SECONDS = 20.0
 """What a client that is pinged gets to answer."""
-
-NEAR = ("127.", "localhost", "::1", "unix:")
-"""Where nothing leaves the machine."""
 
 NEVER_MS = 2**31 - 1
 

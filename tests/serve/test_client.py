@@ -93,7 +93,7 @@ def test_the_command_s_json_is_the_sampler_s(
     assert main([*at, *NOISY_FLAGS, "--json"]) == 0
     [line] = capsys.readouterr().out.splitlines()
     record = json.loads(line)
-    told = {key: record.pop(key) for key in ("model", "request_id", "timing")}
+    told = {key: record.pop(key) for key in ("model", "model_version", "request_id", "timing")}
     assert told["model"] == "scripted"
     assert set(told["timing"]) == {"queue_seconds", "prefill_seconds", "decode_seconds"}
     assert record == local(served, "ab", **NOISY).record(BYTES)

@@ -9,7 +9,6 @@ async with AsyncClient("127.0.0.1:50051") as client:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -244,16 +243,19 @@ class AsyncClient:
         health = health_pb2_grpc.HealthStub(self._channel)
         deadline, seen = Deadline(timeout), "it did not answer"
         while left := deadline.left:
-            with contextlib.suppress(RequestError), readable_errors(self._connection):
-                answer = await health.Check(
-                    health_pb2.HealthCheckRequest(),
-                    timeout=left,
-                    wait_for_ready=True,
-                    metadata=self._connection.metadata(None),
-                )
+            try:
+                with readable_errors(self._connection):
+                    answer = await health.Check(
+                        health_pb2.HealthCheckRequest(),
+                        timeout=left,
+                        metadata=self._connection.metadata(None),
+                    )
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
                 seen = "it is not serving yet"
+            except RequestError as error:
+                if error.code != "DEADLINE_EXCEEDED":
+                    seen = str(error)
             await asyncio.sleep(0.05)
         raise RequestError(
             f"{self.target} was not ready within {timeout:g} s: {seen}", code="DEADLINE_EXCEEDED"

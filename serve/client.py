@@ -11,7 +11,6 @@ imported when a client is made.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -291,16 +290,19 @@ class Client:
         end = time.monotonic() + timeout
         seen = "it did not answer"
         while (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(RequestError), readable_errors(self._connection):
-                answer = health.Check(
-                    health_pb2.HealthCheckRequest(),
-                    timeout=left,
-                    wait_for_ready=True,
-                    metadata=self._connection.metadata(None),
-                )
+            try:
+                with readable_errors(self._connection):
+                    answer = health.Check(
+                        health_pb2.HealthCheckRequest(),
+                        timeout=left,
+                        metadata=self._connection.metadata(None),
+                    )
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
                 seen = "it is not serving yet"
+            except RequestError as error:
+                if error.code != "DEADLINE_EXCEEDED":
+                    seen = str(error)
             time.sleep(min(0.05, max(0.0, left)))
         raise RequestError(
             f"{self.target} was not ready within {timeout:g} s: {seen}", code="DEADLINE_EXCEEDED"

@@ -35,6 +35,9 @@ class ListenSettings:
         max_receive_bytes, max_send_bytes: largest message in each direction.
         max_prompt_bytes: longest text that is looked at, in UTF-8.
         keepalive_seconds: after so long without a sign of life a client is pinged; 0: never.
+        max_connection_age: seconds after which a client is asked to connect anew; 0: never.
+        max_connection_age_grace: seconds that calls on the old connection then get to end; 0: any
+            time.
         min_ping_seconds: a client that pings more often, and has nothing else to say, is cut off.
         reflection: whether the services describe themselves.
     """
@@ -54,6 +57,8 @@ class ListenSettings:
     max_prompt_bytes: int = MIB
     keepalive_seconds: float = 60.0
     min_ping_seconds: float = 5.0
+    max_connection_age: float = 0.0
+    max_connection_age_grace: float = 0.0
     reflection: bool = True
 
     def __post_init__(self) -> None:
@@ -61,6 +66,11 @@ class ListenSettings:
             (self.tls_cert, self.tls_key, "a certificate needs its key: --tls-key FILE"),
             (self.tls_key, self.tls_cert, "a key needs its certificate: --tls-cert FILE"),
             (self.tls_client_ca, self.tls_cert, "--tls-client-ca needs --tls-cert and --tls-key"),
+            (
+                self.max_connection_age_grace,
+                self.max_connection_age,
+                "--max-connection-age-grace counts from an age: give --max-connection-age S",
+            ),
             (
                 self.key_concurrent or self.key_per_minute,
                 self.api_keys_file or self.api_keys,
@@ -110,6 +120,21 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
         default=default.min_ping_seconds,
         metavar="S",
         help="drop clients that ping more often than every so many seconds (default: 5)",
+    )
+    group.add_argument(
+        "--max-connection-age",
+        type=number(float, 0, 2_000_000),
+        default=default.max_connection_age,
+        metavar="S",
+        help="have clients connect anew after so many seconds, a tenth more or less, so that those "
+        "that spread their calls find new servers; calls that run go on (default: 0, never)",
+    )
+    group.add_argument(
+        "--max-connection-age-grace",
+        type=number(float, 0, 2_000_000),
+        default=default.max_connection_age_grace,
+        metavar="S",
+        help="cut off calls that run so many seconds after that (default: 0, never)",
     )
     group.add_argument(
         "--max-receive-bytes",

@@ -22,6 +22,7 @@ from serve.v1 import generation_pb2_grpc
 from tests.integration.http2 import Connection
 from tests.integration.idle_connections import hold, resident
 from tests.integration.serving import PATIENCE, REAL, SCRIPTED, ServerProcess
+from tests.serve.served import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -244,6 +245,31 @@ def test_pings_are_answered_unless_they_come_too_often(server: ServerProcess) ->
     with Connection(server.target) as hasty:
         hasty.await_settings()
         assert not all(hasty.ping() for _ in range(10))
+
+
+def test_a_connection_of_age_is_replaced_and_its_stream_goes_on(model: Path) -> None:
+    ready, idle = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE
+    seen: list[grpc.ChannelConnectivity] = []
+    with ServerProcess(SCRIPTED, model, "--max-connection-age", "0.5") as server:
+        server.await_ready()
+        with grpc.insecure_channel(server.target) as channel:
+            channel.subscribe(seen.append)
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            spec = pb.GenerationSpec(text="x", max_tokens=5000)
+            stream = stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), timeout=PATIENCE)
+            for event in stream:
+                assert not event.HasField("finish"), "the connection was never told to go"
+                if idle in seen:  # no new calls go over it
+                    break
+            after = "".join(event.delta.text for event, _ in zip(stream, range(30), strict=False))
+            assert after == "a" * len(after) != ""
+            spec.max_tokens = 2
+            answer = stub.Generate(pb.GenerateRequest(spec=spec), timeout=PATIENCE)
+            assert answer.choices[0].text == "aa"
+            eventually(lambda: seen.count(ready) >= 2)
+            assert next(stream).delta.text.strip("a") == "", "beside the new connection"
+            stream.cancel()
+        assert not any("Traceback" in line for line in server.log)
 
 
 def test_many_idle_connections_are_kept_and_disturb_nobody(server: ServerProcess) -> None:

@@ -69,7 +69,7 @@ class Tls:
         authority = key = chain = None
         if self.ca is not None:
             path = Path(self.ca).expanduser()
-            authority = pem.read(path, "CA")
+            authority = pem.read(path, "TLS CA")
             pem.trusting(path, authority)
         if self.certificate is not None and self.key is not None:
             files = (Path(self.certificate).expanduser(), Path(self.key).expanduser())

@@ -10,8 +10,9 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
+from gpt.arguments import SecretFlag
 from gpt.errors import ServerError
 from serve.connection import DEFAULT_TARGET, NEAR, SEVERAL, Connection, Tls
 
@@ -91,20 +92,8 @@ def add_security_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"send the API key in this file, which holds nothing else (default: ${KEY_VARIABLE}, "
         "if that is set)",
     )
-    # Else it would be short for the file's flag, and the key be told in the error.
-    group.add_argument("--api-key", action=_NoKey, help=argparse.SUPPRESS)
-
-
-class _NoKey(argparse.Action):
-    """Refuses a key on the command line, and does not repeat it."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
-    ) -> NoReturn:
-        parser.error(
-            "--api-key is no flag, since whoever is on this machine sees what a command was given; "
-            f"put the key into a file (--api-key-file FILE) or into {KEY_VARIABLE}"
-        )
+    place = f"a file (--api-key-file FILE) or the variable {KEY_VARIABLE}"
+    group.add_argument("--api-key", action=SecretFlag, place=place)
 
 
 SECURITY = ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "api_key_file")

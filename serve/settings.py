@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt.arguments import add_switch, number
+from gpt.arguments import SecretFlag, add_switch, number
 from gpt.errors import ConfigError
 
 MIB = 2**20
@@ -174,6 +174,8 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
         ("--api-keys-file", "let in only callers with one of these keys, one LABEL KEY a line"),
     ]:
         group.add_argument(flag, type=Path, metavar="FILE", help=f"{text} (default: none)")
+    place = "a file (--api-keys-file FILE) or the variable ANTIPHON_SERVE_API_KEYS"
+    group.add_argument("--api-keys", action=SecretFlag, place=place)
     group.add_argument(
         "--key-concurrent",
         type=number(int, 1, 100_000),

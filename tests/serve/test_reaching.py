@@ -24,6 +24,7 @@ from serve.background import BackgroundServer
 from serve.client import Client, RequestError, Tls
 from serve.engine import Engine
 from serve.reaching import KEY_VARIABLE, target
+from serve.server import parse
 from serve.settings import ListenSettings
 from tests.serve.scripted import ScriptedModel
 
@@ -181,7 +182,7 @@ def test_tls_with_a_server_that_has_none_is_explained(secured: Secured) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--tls-ca={dir}/none", "cannot read the CA .*none: No such file .*; give a PEM file"),
+        ("--tls-ca={dir}/none", "cannot read the TLS CA .*none: No such file .*; give a PEM file"),
         ("--tls-ca={dir}/key", "key holds no certificates in PEM"),
         ("--tls-cert={dir}/me.pem", "--tls-cert is given alone; .* --tls-cert FILE --tls-key FILE"),
         ("--tls-cert={dir}/me.pem --tls-key={dir}/server.key", "server.key does not belong to"),
@@ -223,7 +224,11 @@ def test_a_key_on_the_command_line_is_refused_and_not_repeated(
             generate.main([*given, *ASK])
         assert caught.value.code == 2
     said = capsys.readouterr().err
-    assert "put the key into a file (--api-key-file FILE) or into ANTIPHON_API_KEY" in said
+    assert "put it into a file (--api-key-file FILE) or the variable ANTIPHON_API_KEY" in said
+    with pytest.raises(SystemExit):
+        parse(["model", "--api-keys", f"website {KEY}"], "antiphon serve")
+    said += capsys.readouterr().err
+    assert "or the variable ANTIPHON_SERVE_API_KEYS" in said
     assert KEY not in said
 
 

@@ -80,7 +80,8 @@ def _readable(error: grpc.RpcError, connection: Connection, connected: bool) -> 
             retry_after = info.retry_delay.ToNanoseconds() / 1e9
     if code == "UNAVAILABLE" and status is None:
         # No status of the service's own: the connection itself failed.
-        if connected:
+        # What ends a connection that was there is told without the words "failed to connect".
+        if connected or (_closed(said) and "failed to connect" not in said):
             message = f"lost the connection to {target} ({said}); is `antiphon serve` running?"
         else:
             message = _unreached(connection, said)
@@ -128,7 +129,7 @@ def _unreached(connection: Connection, said: str) -> str:
     """
     target, tls = connection.target, connection.tls
     if tls is None:
-        if any(words in said for words in CLOSED):
+        if _closed(said):
             return (
                 f"{target} closed the connection at once; if it speaks TLS, so must the client: "
                 "--tls or --tls-ca FILE, or tls="
@@ -154,7 +155,7 @@ def _unreached(connection: Connection, said: str) -> str:
         )
     if "WRONG_VERSION_NUMBER" in said:
         return f"{target} does not speak TLS; leave out --tls and what begins with it, or tls="
-    if any(words in said for words in CLOSED):
+    if _closed(said):
         if tls.certificate is None:
             return (
                 f"{target} closed the connection at once; if it wants certificates of clients, "
@@ -165,6 +166,10 @@ def _unreached(connection: Connection, said: str) -> str:
             f"{tls.certificate} signed by an authority that the server trusts, and still valid?"
         )
     return f"no server can be reached at {target} ({said}); is `antiphon serve` running?"
+
+
+def _closed(said: str) -> bool:
+    return any(words in said for words in CLOSED)
 
 
 CLOSED = ("Socket closed", "reset by peer", "Broken pipe", "EOF")

@@ -98,7 +98,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     tokenizer = Tokenizer.bytes()
     config = GPTConfig(
         vocab_size=tokenizer.n_vocab, block_size=2048, n_layer=2, n_head=2, d_model=64,
-        position="rope",
+        position="rotary",
     )  # fmt: skip
     for name in ("one", "two"):
         save_model(path / name, GPT(config), tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 MAX_THREADS = 1024
@@ -86,6 +86,31 @@ def add_switch(group: argparse._ActionsContainer, flag: str, *, default: bool, h
     """`--NAME` and `--no-NAME`. The help says what the default is, in words."""
     action = group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
     action.default = default  # given above, older Pythons add it to the help once more
+
+
+class SecretFlag(argparse.Action):
+    """A flag that there is not, for what is secret. Without it argparse would take it as short for
+    another one, and what was given would be repeated where that one's value is.
+
+    Args:
+        place: where the secret belongs, in words.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, place: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self._place = place
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(
+            f"there is no {option_string}, since whoever is on this machine sees what a command "
+            f"was given; put it into {self._place}"
+        )
 
 
 class number:  # noqa: N801 - used like a function; its name shows in no message

@@ -115,6 +115,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "ask a running server for text and show it as it comes",
             ("generate --target localhost:50051 --prompt 'ROMEO:'",),
         ),
+        "ready": Command(
+            "serve.probe:main",
+            "wait until a server is serving; for scripts and probes",
+            ("ready --target localhost:50051 --timeout 60",),
+        ),
         "top": Command(
             "serve.top:main",
             "watch a running server in the terminal",

@@ -9,8 +9,7 @@ async with AsyncClient("127.0.0.1:50051") as client:
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from serve.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls, limit_of
@@ -19,13 +18,12 @@ from serve.results import (
     Completion,
     Delta,
     Detokenization,
-    Finish,
     ModelInfo,
     Scores,
     Tokenization,
-    TokenScore,
 )
 from serve.retry import NEVER, Deadline, Retry
+from serve.streaming import TextStream
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,65 +38,16 @@ __all__ = ["AsyncClient", "AsyncCompletionStream", "RequestError", "Retry", "Tls
 T = TypeVar("T")
 
 
-class AsyncCompletionStream:
+class AsyncCompletionStream(TextStream):
     """An async iterator over the `Delta`s of a text that is being made.
 
     An async context manager too: leaving it, or `cancel`, tells the server to stop; so does the
     cancelling of the task that reads it.
-
-    Attributes:
-        request_id, model, prompt_tokens, seed: known once the first delta, or the end, has come.
-        finishes: how the texts ended, by their choice.
-        prompt_scores: how likely the tokens of the prompt were, if that was asked for.
     """
 
-    def __init__(
-        self,
-        open_call: Callable[[float | None], Any],
-        target: str,
-        retry: Retry,
-        limit: float | None,
-    ) -> None:
-        from serve.operations import StreamState
-
-        self._open = open_call
-        self._target = target
-        self._retry = retry
-        self._deadline = Deadline(limit)
-        self._failures = 0
-        self._cancelled = False
-        self._state = StreamState()
-        self._call = open_call(limit)
-        self._responses = aiter_of(self._call)
-
-    @property
-    def request_id(self) -> str:
-        return self._state.request_id
-
-    @property
-    def model(self) -> str:
-        return self._state.model
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._state.prompt_tokens
-
-    @property
-    def seed(self) -> int:
-        return self._state.seed
-
-    @property
-    def finishes(self) -> dict[int, Finish]:
-        return self._state.finishes
-
-    @property
-    def prompt_scores(self) -> list[TokenScore]:
-        return self._state.prompt_scores
-
-    @property
-    def finish(self) -> Finish | None:
-        """How the first text ended; None until then."""
-        return self._state.finish
+    def _open(self, limit: float | None) -> None:
+        super()._open(limit)
+        self._responses: AsyncIterator[Any] = self._call.__aiter__()  # a call has one
 
     def __aiter__(self) -> AsyncCompletionStream:
         return self
@@ -106,7 +55,7 @@ class AsyncCompletionStream:
     async def __anext__(self) -> Delta:
         while True:
             try:
-                with readable_errors(self._target, connected=self.request_id != ""):
+                with readable_errors(self._connection, connected=self.request_id != ""):
                     async for response in self._responses:
                         if (delta := self._state.take(response)) is not None:
                             return delta
@@ -118,19 +67,8 @@ class AsyncCompletionStream:
                     raise
                 raise RequestError("the stream was cancelled", code="CANCELLED") from None
             except RequestError as error:
-                self._failures += 1
-                seconds = self._retry.wait(error, self._failures, self._deadline.left)
-                if seconds is None or self._state.begun or self._cancelled:
-                    raise
-                await asyncio.sleep(seconds)
-                self._state = type(self._state)()
-                self._call = self._open(self._deadline.left)
-                self._responses = aiter_of(self._call)
-
-    def cancel(self) -> None:
-        """Tell the server to stop. Harmless when the text is over."""
-        self._cancelled = True
-        self._call.cancel()
+                await asyncio.sleep(self._pause(error))
+                self._open(self._deadline.left)
 
     async def __aenter__(self) -> AsyncCompletionStream:
         return self
@@ -142,11 +80,6 @@ class AsyncCompletionStream:
         traceback: TracebackType | None,
     ) -> None:
         self.cancel()
-
-
-def aiter_of(call: Any) -> AsyncIterator[Any]:
-    """The one iterator over a call's answers."""
-    return call.__aiter__()  # type: ignore[no-any-return]
 
 
 class AsyncClient:
@@ -209,7 +142,7 @@ class AsyncClient:
         while True:
             call = self._stub.BatchGenerate(request, timeout=deadline.left, metadata=metadata)
             try:
-                with readable_errors(self.target):
+                with readable_errors(self._connection):
                     async for response in call:
                         begun = True
                         yield operations.batch_result(response)
@@ -242,7 +175,7 @@ class AsyncClient:
             return self._stub.GenerateStream(request, timeout=left, metadata=metadata)
 
         limit = limit_of(timeout, self.timeout)
-        return AsyncCompletionStream(open_call, self.target, self._retry, limit)
+        return AsyncCompletionStream(open_call, self._connection, self._retry, limit)
 
     async def score(
         self,
@@ -310,16 +243,19 @@ class AsyncClient:
         health = health_pb2_grpc.HealthStub(self._channel)
         deadline, seen = Deadline(timeout), "it did not answer"
         while left := deadline.left:
-            with contextlib.suppress(RequestError), readable_errors(self.target):
-                answer = await health.Check(
-                    health_pb2.HealthCheckRequest(),
-                    timeout=left,
-                    wait_for_ready=True,
-                    metadata=self._connection.metadata(None),
-                )
+            try:
+                with readable_errors(self._connection):
+                    answer = await health.Check(
+                        health_pb2.HealthCheckRequest(),
+                        timeout=left,
+                        metadata=self._connection.metadata(None),
+                    )
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
                 seen = "it is not serving yet"
+            except RequestError as error:
+                if error.code != "DEADLINE_EXCEEDED":
+                    seen = str(error)
             await asyncio.sleep(0.05)
         raise RequestError(
             f"{self.target} was not ready within {timeout:g} s: {seen}", code="DEADLINE_EXCEEDED"
@@ -347,7 +283,7 @@ class AsyncClient:
         deadline, failures = Deadline(limit_of(timeout, self.timeout)), 0
         while True:
             try:
-                with readable_errors(self.target):
+                with readable_errors(self._connection):
                     answer = await method(
                         operation.request, timeout=deadline.left, metadata=metadata
                     )

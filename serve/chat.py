@@ -6,19 +6,43 @@ nothing of chats: it is sent token ids.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from gpt.chat.command import build_parser, find_template, talk, talk_here
+from gpt.arguments import CommandParser
+from gpt.chat import command
+from gpt.chat.command import find_template, talk, talk_here
 from gpt.chat.session import Bit
 from gpt.errors import UserError
 from gpt.params import Made, SamplingParams, TokenLogprob
 from gpt.settings import sampling_params
 from gpt.stream import FinishReason
-from serve.client import Client, Delta
+from serve.client import DEFAULT_TIMEOUT, Client, Delta
+from serve.reaching import (
+    add_security_arguments,
+    add_target_argument,
+    client,
+    connection,
+    refuse_without_target,
+)
 
-__all__ = ["build_parser", "main"]
+
+def build_parser(prog: str) -> CommandParser:
+    """That of `gpt.chat.command`, and how a server is reached."""
+    parser = command.build_parser(prog)
+    add_target_argument(
+        parser,
+        default=None,
+        help="let this server answer (`antiphon serve`); MODEL then gives the chat template and "
+        "the tokenizer alone, and must be the model that is served",
+    )
+    add_security_arguments(parser)
+    assert parser.epilog is not None
+    parser.epilog += (
+        "\n  antiphon chat models/smollm2 --target localhost:50051"
+        "\n  antiphon chat models/smollm2 --target models.example.org:50051 --tls"
+    )
+    return parser
 
 
 def main(argv: list[str], prog: str = "antiphon chat") -> int:
@@ -33,15 +57,15 @@ def main(argv: list[str], prog: str = "antiphon chat") -> int:
         parser.error(f"--save is {args.save}, which exists; give the name of a new file")
     params = sampling_params(args)
     if args.target is None:
+        refuse_without_target(parser, args)
         return talk_here(args, params)
-    if not re.fullmatch(r"[^/]+:\d{1,5}", args.target):  # gRPC would try port 443 at once
-        parser.error(f"--target is {args.target!r}, but must be HOST:PORT, as localhost:50051")
+    reached = connection(args, args.target)
     from gpt.encodings import named_tokenizer
 
     source = find_template(Path(args.model), args.template)
     tokenizer = named_tokenizer(args.model)
-    with Client(args.target) as client:
-        remote = Remote(client)
+    with client(reached, DEFAULT_TIMEOUT) as asking:
+        remote = Remote(asking)
         if remote.fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{args.target} serves {remote.name}, whose tokenizer is not that of {args.model}; "

@@ -11,9 +11,8 @@ imported when a client is made.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from serve.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT, Connection, Tls, limit_of
@@ -30,6 +29,7 @@ from serve.results import (
     TokenScore,
 )
 from serve.retry import NEVER, Deadline, Retry
+from serve.streaming import TextStream
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,63 +61,11 @@ __all__ = [
 T = TypeVar("T")
 
 
-class CompletionStream:
+class CompletionStream(TextStream):
     """An iterator over the `Delta`s of a text that is being made.
 
     A context manager too: leaving it, or `cancel`, tells the server to stop.
-
-    Attributes:
-        request_id, model, prompt_tokens, seed: known once the first delta, or the end, has come.
-        finishes: how the texts ended, by their choice.
-        prompt_scores: how likely the tokens of the prompt were, if that was asked for.
     """
-
-    def __init__(
-        self,
-        open_call: Callable[[float | None], Any],
-        target: str,
-        retry: Retry,
-        limit: float | None,
-    ) -> None:
-        from serve.operations import StreamState
-
-        self._open = open_call
-        self._target = target
-        self._retry = retry
-        self._deadline = Deadline(limit)
-        self._failures = 0
-        self._cancelled = False
-        self._state = StreamState()
-        self._call = open_call(limit)
-
-    @property
-    def request_id(self) -> str:
-        return self._state.request_id
-
-    @property
-    def model(self) -> str:
-        return self._state.model
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._state.prompt_tokens
-
-    @property
-    def seed(self) -> int:
-        return self._state.seed
-
-    @property
-    def finishes(self) -> dict[int, Finish]:
-        return self._state.finishes
-
-    @property
-    def prompt_scores(self) -> list[TokenScore]:
-        return self._state.prompt_scores
-
-    @property
-    def finish(self) -> Finish | None:
-        """How the first text ended; None until then."""
-        return self._state.finish
 
     def __iter__(self) -> Iterator[Delta]:
         return self
@@ -125,24 +73,14 @@ class CompletionStream:
     def __next__(self) -> Delta:
         while True:
             try:
-                with readable_errors(self._target, connected=self.request_id != ""):
+                with readable_errors(self._connection, connected=self.request_id != ""):
                     for response in self._call:
                         if (delta := self._state.take(response)) is not None:
                             return delta
                 raise StopIteration
             except RequestError as error:
-                self._failures += 1
-                seconds = self._retry.wait(error, self._failures, self._deadline.left)
-                if seconds is None or self._state.begun or self._cancelled:
-                    raise
-                time.sleep(seconds)
-                self._state = type(self._state)()
-                self._call = self._open(self._deadline.left)
-
-    def cancel(self) -> None:
-        """Tell the server to stop. Harmless when the text is over."""
-        self._cancelled = True
-        self._call.cancel()
+                time.sleep(self._pause(error))
+                self._open(self._deadline.left)
 
     def __enter__(self) -> CompletionStream:
         return self
@@ -236,7 +174,7 @@ class Client:
         deadline, failures, begun = Deadline(limit_of(timeout, self.timeout)), 0, False
         while True:
             try:
-                with readable_errors(self.target):
+                with readable_errors(self._connection):
                     call = self._stub.BatchGenerate(
                         request, timeout=deadline.left, metadata=metadata
                     )
@@ -270,7 +208,7 @@ class Client:
             return self._stub.GenerateStream(request, timeout=left, metadata=metadata)
 
         limit = limit_of(timeout, self.timeout)
-        return CompletionStream(open_call, self.target, self._retry, limit)
+        return CompletionStream(open_call, self._connection, self._retry, limit)
 
     def score(
         self,
@@ -352,16 +290,19 @@ class Client:
         end = time.monotonic() + timeout
         seen = "it did not answer"
         while (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(RequestError), readable_errors(self.target):
-                answer = health.Check(
-                    health_pb2.HealthCheckRequest(),
-                    timeout=left,
-                    wait_for_ready=True,
-                    metadata=self._connection.metadata(None),
-                )
+            try:
+                with readable_errors(self._connection):
+                    answer = health.Check(
+                        health_pb2.HealthCheckRequest(),
+                        timeout=left,
+                        metadata=self._connection.metadata(None),
+                    )
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
                 seen = "it is not serving yet"
+            except RequestError as error:
+                if error.code != "DEADLINE_EXCEEDED":
+                    seen = str(error)
             time.sleep(min(0.05, max(0.0, left)))
         raise RequestError(
             f"{self.target} was not ready within {timeout:g} s: {seen}", code="DEADLINE_EXCEEDED"
@@ -389,7 +330,7 @@ class Client:
         deadline, failures = Deadline(limit_of(timeout, self.timeout)), 0
         while True:
             try:
-                with readable_errors(self.target):
+                with readable_errors(self._connection):
                     answer = method(operation.request, timeout=deadline.left, metadata=metadata)
                 return operation.read(answer)
             except RequestError as error:

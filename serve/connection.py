@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ SPREAD = json.dumps(
 )
 """gRPC's service config for them. Source: grpc/grpc, load-balancing.md and health-checking.md."""
 
+NEAR = ("127.", "localhost", "[::1]", "::1", "unix:")
+"""Where nothing leaves the machine."""
+
 REQUEST_ID = "x-request-id"
 """Metadata that names a call: from its caller, and back in the trailers."""
 
@@ -50,25 +53,34 @@ class Tls:
     key: str | Path | None = None
     server_name: str | None = None
 
-    def credentials(self) -> Any:
-        """Raises ServerError: a file cannot be read, or one of the two is missing."""
-        import grpc
+    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """What is in the files: CA, key, certificate.
 
+        Raises:
+            ServerError: one cannot be read or used, or one of the two is missing.
+        """
         if (self.certificate is None) != (self.key is None):
             given, lacks = ("key", "certificate") if self.key else ("certificate", "key")
             raise ServerError(f"the client's TLS {given} is given without its {lacks}; give both")
-        return grpc.ssl_channel_credentials(
-            _read(self.ca, "CA"), _read(self.key, "key"), _read(self.certificate, "certificate")
-        )
+        import ssl
 
+        from serve import pem
 
-def _read(path: str | Path | None, what: str) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise ServerError(f"cannot read the TLS {what} {path}: {error.strerror}") from None
+        authority = key = chain = None
+        if self.ca is not None:
+            path = Path(self.ca).expanduser()
+            authority = pem.read(path, "TLS CA")
+            pem.trusting(path, authority)
+        if self.certificate is not None and self.key is not None:
+            files = (Path(self.certificate).expanduser(), Path(self.key).expanduser())
+            _, chain, key = pem.read_pair(*files, ssl.PROTOCOL_TLS_CLIENT)
+        return authority, key, chain
+
+    def credentials(self) -> Any:
+        """Raises ServerError, as `read` does."""
+        import grpc
+
+        return grpc.ssl_channel_credentials(*self.read())
 
 
 @dataclass(frozen=True)
@@ -84,11 +96,20 @@ class Connection:
 
     target: str
     tls: Tls | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ServerError("the API key has characters that no header can carry")
+
+    def told(self) -> dict[str, Any]:
+        """It as JSON can hold it, the key included, for another process of this machine."""
+        return json.loads(json.dumps(asdict(self), default=str))  # type: ignore[no-any-return]
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Connection:
+        """The one that was told."""
+        return cls(told["target"], told["tls"] and Tls(**told["tls"]), told["api_key"])
 
     def channel(self, grpc: Any) -> Any:
         """A channel to it.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpt.errors import ServerError
-from serve.connection import REQUEST_ID
+from serve.connection import REQUEST_ID, Connection
 
 if TYPE_CHECKING:
     import grpc
@@ -47,21 +47,25 @@ class RequestError(ServerError):
 
 
 @contextlib.contextmanager
-def readable_errors(target: str, *, connected: bool = False) -> Iterator[None]:
-    """gRPC's errors as RequestErrors."""
+def readable_errors(connection: Connection, *, connected: bool = False) -> Iterator[None]:
+    """gRPC's errors as RequestErrors.
+
+    Args:
+        connected: whether something has come over it for this call.
+    """
     import grpc
 
     try:
         yield
     except grpc.RpcError as error:
-        raise _readable(error, target, connected) from None
+        raise _readable(error, connection, connected) from None
 
 
-def _readable(error: grpc.RpcError, target: str, connected: bool) -> RequestError:
+def _readable(error: grpc.RpcError, connection: Connection, connected: bool) -> RequestError:
     from google.rpc import error_details_pb2
     from grpc_status import rpc_status
 
-    code, said = error.code().name, error.details() or ""
+    code, said, target = error.code().name, error.details() or "", connection.target
     violations: list[tuple[str, str]] = []
     retry_after = None
     status = rpc_status.from_call(error)
@@ -76,8 +80,13 @@ def _readable(error: grpc.RpcError, target: str, connected: bool) -> RequestErro
             retry_after = info.retry_delay.ToNanoseconds() / 1e9
     if code == "UNAVAILABLE" and status is None:
         # No status of the service's own: the connection itself failed.
-        what = "lost the connection to" if connected else "no server can be reached at"
-        message = f"{what} {target} ({said}); is `antiphon serve` running?"
+        # What ends a connection that was there is told without the words "failed to connect".
+        if connected or (_closed(said) and "failed to connect" not in said):
+            message = f"lost the connection to {target} ({said}); is `antiphon serve` running?"
+        else:
+            message = _unreached(connection, said)
+    elif code == "UNAUTHENTICATED":
+        message = _unknown(connection)
     elif code == "DEADLINE_EXCEEDED":
         message = f"{target} did not finish within the time limit; allow more with a longer timeout"
     else:
@@ -90,3 +99,78 @@ def _readable(error: grpc.RpcError, target: str, connected: bool) -> RequestErro
         retry_after=retry_after,
         request_id=named[-1] if named else "",
     )
+
+
+def _unknown(connection: Connection) -> str:
+    """What to say of a server that wants another key, or one at all."""
+    if connection.api_key is None:
+        return (
+            f"{connection.target} answered UNAUTHENTICATED: it wants an API key, and none was "
+            f"sent; {GIVE_KEY}"
+        )
+    return (
+        f"{connection.target} answered UNAUTHENTICATED: the API key that was sent is none of those "
+        f"that it knows; ask whoever runs it for one, and {GIVE_KEY}"
+    )
+
+
+GIVE_KEY = (
+    "put the key into the variable ANTIPHON_API_KEY or a file (--api-key-file), or give the client "
+    "api_key="
+)
+GIVE_CA = "give the file with it: --tls-ca FILE, or Tls(ca=...)"
+
+
+def _unreached(connection: Connection, said: str) -> str:
+    """What to say of a server to which there is no connection.
+
+    Args:
+        said: gRPC's words. They are no interface, so what is not known by them is shown as it is.
+    """
+    target, tls = connection.target, connection.tls
+    if tls is None:
+        if _closed(said):
+            return (
+                f"{target} closed the connection at once; if it speaks TLS, so must the client: "
+                "--tls or --tls-ca FILE, or tls="
+            )
+        return f"no server can be reached at {target} ({said}); is `antiphon serve` running?"
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        if "expired" in said:
+            return f"the certificate of {target} has expired; whoever runs the server must renew it"
+        if tls.ca is None:
+            return (
+                f"the certificate of {target} is not trusted: none of the usual authorities has "
+                f"signed it; if its authority is another, {GIVE_CA}"
+            )
+        return (
+            f"the certificate of {target} is not trusted: none of those in {tls.ca} has signed it; "
+            f"ask whoever runs the server for its authority's certificate and {GIVE_CA}"
+        )
+    if "Hostname Verification" in said or "not in peer certificate" in said:
+        return (
+            f"the certificate of {target} is not made for "
+            f"{tls.server_name or target.rpartition(':')[0]}; if the server is the right one, give "
+            "a name that is in it: --tls-server-name NAME, or Tls(server_name=...)"
+        )
+    if "WRONG_VERSION_NUMBER" in said:
+        return f"{target} does not speak TLS; leave out --tls and what begins with it, or tls="
+    if _closed(said):
+        if tls.certificate is None:
+            return (
+                f"{target} closed the connection at once; if it wants certificates of clients, "
+                "give one: --tls-cert FILE --tls-key FILE, or Tls(certificate=..., key=...)"
+            )
+        return (
+            f"{target} closed the connection at once; is the client's certificate "
+            f"{tls.certificate} signed by an authority that the server trusts, and still valid?"
+        )
+    return f"no server can be reached at {target} ({said}); is `antiphon serve` running?"
+
+
+def _closed(said: str) -> bool:
+    return any(words in said for words in CLOSED)
+
+
+CLOSED = ("Socket closed", "reset by peer", "Broken pipe", "EOF")
+"""gRPC's words for a connection that is over before anything came."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +13,15 @@ from gpt.settings import add_sampling_arguments, sampling_params
 from gpt.stream import FinishReason
 from gpt.terminal import dim, printable, shows_colour
 from gpt.transcript import Transcript, table
-from serve.client import DEFAULT_TARGET, DEFAULT_TIMEOUT, Client, CompletionStream, TokenScore
+from serve.client import DEFAULT_TIMEOUT, CompletionStream, TokenScore
+from serve.reaching import add_security_arguments, add_target_argument, client, connection
 
 EXAMPLES = examples(
     'antiphon generate --prompt "ROMEO:"',
     'antiphon generate --target 10.0.0.7:50051 --prompt "ROMEO:" --temperature 0.8 --seed 1',
     'antiphon generate --prompt "To be" --stop "." --max-tokens 100 --no-stream',
     'antiphon generate --prompt "To be" --max-tokens 10 --logprobs 3',
+    "antiphon generate --target models.example.org:50051 --tls-ca ca.pem --api-key-file key",
     'echo "Once more" | antiphon generate --prompt - --json',
 )
 
@@ -31,12 +32,7 @@ def build_parser(prog: str) -> CommandParser:
         description="Ask a running server (`antiphon serve`) for text and print it as it is made.",
         epilog=EXAMPLES,
     )
-    parser.add_argument(
-        "--target",
-        default=DEFAULT_TARGET,
-        metavar="HOST:PORT",
-        help=f"the server (default: {DEFAULT_TARGET})",
-    )
+    add_target_argument(parser)
     parser.add_argument(
         "--prompt",
         metavar="TEXT",
@@ -58,6 +54,7 @@ def build_parser(prog: str) -> CommandParser:
         help=f"seconds that it may take (default: {DEFAULT_TIMEOUT:g})",
     )
     add_sampling_arguments(parser)
+    add_security_arguments(parser)
     return parser
 
 
@@ -71,16 +68,15 @@ def main(argv: list[str], prog: str = "antiphon generate") -> int:
     args = parser.parse_args(argv)
     if not args.timeout > 0:
         parser.error(f"--timeout is {args.timeout:g}, but must be above 0")
-    if not re.fullmatch(r"[^/]+:\d{1,5}", args.target):  # gRPC would try port 443 at once
-        parser.error(f"--target is {args.target!r}, but must be HOST:PORT, as localhost:50051")
     params = sampling_params(args)
+    reached = connection(args, args.target)
     prompt = read_prompt(args.prompt)
-    with Client(args.target, timeout=args.timeout) as client:
+    with client(reached, args.timeout) as asking:
         from serve.wire import settings_of_params
 
         # Needed to write end-of-text by its name; asked for first, so that no error comes later.
-        special = client.model().special_tokens if params.logprobs is not None else {}
-        with client.stream(prompt, **settings_of_params(params)) as stream:
+        special = asking.model().special_tokens if params.logprobs is not None else {}
+        with asking.stream(prompt, **settings_of_params(params)) as stream:
             received = Received(stream, Transcript(prompt, params, 0), Seen(special))
             if args.json:
                 print_json(received)
@@ -143,7 +139,11 @@ def print_json(received: Received) -> None:
         pass
     stream = received.stream
     record = received.transcript.record(received.seen)
-    record |= {"model": stream.model, "request_id": stream.request_id}
+    record |= {
+        "model": stream.model,
+        "model_version": stream.model_version,
+        "request_id": stream.request_id,
+    }
     if (end := stream.finish) is not None:
         record["timing"] = {
             "queue_seconds": end.queue_seconds,

@@ -91,7 +91,8 @@ def read(
 
 def settings_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """What can be set, by name."""
-    return {action.dest: action for action in parser._actions if action.dest not in NOT_SETTINGS}
+    others = (*NOT_SETTINGS, argparse.SUPPRESS)
+    return {action.dest: action for action in parser._actions if action.dest not in others}
 
 
 def shown(parser: argparse.ArgumentParser, layered: Layered, secrets: Iterable[str] = ()) -> str:

@@ -25,6 +25,7 @@ from gpt.errors import ServerError
 from serve import logs
 from serve.address import UnixSocket, host_of
 from serve.auth import Authenticate, Keys
+from serve.connection import NEAR
 from serve.engines import Engines, Load
 from serve.faults import StuckError
 from serve.health import Health
@@ -46,9 +47,6 @@ log = logging.getLogger(__name__)
 
 PONG_SECONDS = 20.0
 """What a client that is pinged gets to answer."""
-
-NEAR = ("127.", "localhost", "::1", "unix:")
-"""Where nothing leaves the machine."""
 
 NEVER_MS = 2**31 - 1
 
@@ -219,12 +217,17 @@ def _unless_no_text(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 def _options(settings: ListenSettings) -> list[tuple[str, int]]:
     """Of the transport, in gRPC's words."""
     keepalive = int(settings.keepalive_seconds * 1000) or NEVER_MS
+    age = int(settings.max_connection_age * 1000) or NEVER_MS
+    grace = int(settings.max_connection_age_grace * 1000) or NEVER_MS
     return [
         ("grpc.so_reuseport", 0),  # else a second server would silently share the port
         ("grpc.max_receive_message_length", settings.max_receive_bytes),
         ("grpc.max_send_message_length", settings.max_send_bytes),
         ("grpc.keepalive_time_ms", keepalive),
         ("grpc.keepalive_timeout_ms", int(PONG_SECONDS * 1000)),
+        # At that age a connection gets GOAWAY: no new calls, and those that run go on.
+        ("grpc.max_connection_age_ms", age),
+        ("grpc.max_connection_age_grace_ms", grace),
         # gRPC's own policy takes a client that pings more than every five minutes for an attacker,
         # and one that has no call open, whatever it does.
         ("grpc.http2.min_ping_interval_without_data_ms", int(settings.min_ping_seconds * 1000)),

@@ -87,6 +87,7 @@ def _scores_of(answer: pb.ScoreResponse) -> Scores:
         byte_count=answer.byte_count,
         request_id=answer.request_id,
         model=answer.model,
+        model_version=answer.model_version,
         queue_seconds=answer.timing.queue_seconds,
         prefill_seconds=answer.timing.prefill_seconds,
     )
@@ -131,7 +132,8 @@ class StreamState:
     """What is known of a text that is being made.
 
     Attributes:
-        request_id, model, prompt_tokens, seed: known once the first delta, or the end, has come.
+        request_id, model, model_version, prompt_tokens, seed: known once the first delta, or the
+            end, has come.
         finishes: how the texts ended, by their choice.
         prompt_scores: how likely the tokens of the prompt were, if that was asked for.
         begun: whether a delta has been handed out; the request is then never sent again.
@@ -140,6 +142,7 @@ class StreamState:
     def __init__(self) -> None:
         self.request_id = ""
         self.model = ""
+        self.model_version = ""
         self.prompt_tokens = 0
         self.seed = 0
         self.finishes: dict[int, Finish] = {}
@@ -157,6 +160,7 @@ class StreamState:
         if kind == "prompt":
             self.request_id = response.prompt.request_id
             self.model = response.prompt.model
+            self.model_version = response.prompt.model_version
             self.prompt_tokens = response.prompt.prompt_tokens
             self.seed = response.prompt.seed
             self.prompt_scores = [wire.score_of(score) for score in response.prompt.scores]

@@ -111,6 +111,7 @@ class Completion:
         request_id: the server's id of the request; its log uses it.
         model: name of the model that made it.
         prompt_scores: how likely each token of the prompt after the first was, if that was asked.
+        model_version: which of the models of that name made it, all of it; see `ModelInfo`.
         text, token_ids, finish, scores: those of the first text.
     """
 
@@ -118,6 +119,7 @@ class Completion:
     request_id: str
     model: str
     prompt_scores: list[TokenScore] = field(default_factory=list)
+    model_version: str = ""
 
     @property
     def text(self) -> str:
@@ -145,7 +147,7 @@ class Scores:
         total_nats: the sum of all log-probabilities, negated.
         bits_per_byte: that per byte of text, in bits; None if the tokens have no bytes.
         byte_count: bytes of all tokens together.
-        request_id, model: as in `Completion`.
+        request_id, model, model_version: as in `Completion`.
         queue_seconds, prefill_seconds: as in `Finish`; the second is until the last token.
     """
 
@@ -157,6 +159,7 @@ class Scores:
     model: str
     queue_seconds: float
     prefill_seconds: float
+    model_version: str = ""
 
 
 @dataclass(frozen=True)

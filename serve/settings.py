@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt.arguments import add_switch, number
+from gpt.arguments import SecretFlag, add_switch, number
 from gpt.errors import ConfigError
 
 MIB = 2**20
@@ -35,6 +35,9 @@ class ListenSettings:
         max_receive_bytes, max_send_bytes: largest message in each direction.
         max_prompt_bytes: longest text that is looked at, in UTF-8.
         keepalive_seconds: after so long without a sign of life a client is pinged; 0: never.
+        max_connection_age: seconds after which a client is asked to connect anew; 0: never.
+        max_connection_age_grace: seconds that calls on the old connection then get to end; 0: any
+            time.
         min_ping_seconds: a client that pings more often, and has nothing else to say, is cut off.
         reflection: whether the services describe themselves.
     """
@@ -54,6 +57,8 @@ class ListenSettings:
     max_prompt_bytes: int = MIB
     keepalive_seconds: float = 60.0
     min_ping_seconds: float = 5.0
+    max_connection_age: float = 0.0
+    max_connection_age_grace: float = 0.0
     reflection: bool = True
 
     def __post_init__(self) -> None:
@@ -61,6 +66,11 @@ class ListenSettings:
             (self.tls_cert, self.tls_key, "a certificate needs its key: --tls-key FILE"),
             (self.tls_key, self.tls_cert, "a key needs its certificate: --tls-cert FILE"),
             (self.tls_client_ca, self.tls_cert, "--tls-client-ca needs --tls-cert and --tls-key"),
+            (
+                self.max_connection_age_grace,
+                self.max_connection_age,
+                "--max-connection-age-grace counts from an age: give --max-connection-age S",
+            ),
             (
                 self.key_concurrent or self.key_per_minute,
                 self.api_keys_file or self.api_keys,
@@ -112,6 +122,21 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
         help="drop clients that ping more often than every so many seconds (default: 5)",
     )
     group.add_argument(
+        "--max-connection-age",
+        type=number(float, 0, 2_000_000),
+        default=default.max_connection_age,
+        metavar="S",
+        help="have clients connect anew after so many seconds, a tenth more or less, so that those "
+        "that spread their calls find new servers; calls that run go on (default: 0, never)",
+    )
+    group.add_argument(
+        "--max-connection-age-grace",
+        type=number(float, 0, 2_000_000),
+        default=default.max_connection_age_grace,
+        metavar="S",
+        help="cut off calls that run so many seconds after that (default: 0, never)",
+    )
+    group.add_argument(
         "--max-receive-bytes",
         type=number(int, 1024, MAX_BYTES),
         default=default.max_receive_bytes,
@@ -149,6 +174,8 @@ def add_listen_arguments(parser: argparse.ArgumentParser) -> None:
         ("--api-keys-file", "let in only callers with one of these keys, one LABEL KEY a line"),
     ]:
         group.add_argument(flag, type=Path, metavar="FILE", help=f"{text} (default: none)")
+    place = "a file (--api-keys-file FILE) or the variable ANTIPHON_SERVE_API_KEYS"
+    group.add_argument("--api-keys", action=SecretFlag, place=place)
     group.add_argument(
         "--key-concurrent",
         type=number(int, 1, 100_000),

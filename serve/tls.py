@@ -11,23 +11,16 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import grpc
 
-from gpt.errors import ServerError
+from serve import pem
+from serve.pem import CertificateError
 
 log = logging.getLogger(__name__)
 
 SOON_SECONDS = 7 * 86_400.0
 """A certificate that ends sooner is warned of."""
-
-_NO_CHECK_TIME = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME: the dates are compared here, where they can be told."""
-
-
-class CertificateError(ServerError):
-    """Certificate, key or CA cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +49,7 @@ def read_identity(cert: Path, key: Path, client_ca: Path | None) -> Identity:
         CertificateError: unreadable, no PEM, a key of another certificate or with a password,
             expired, not valid yet, or not made for a server.
     """
-    chain, private = _bytes(cert, "certificate"), _bytes(key, "key")
-    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        own.load_cert_chain(cert, key, password=lambda: _no_password(key))
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise CertificateError(
-                f"the key in {key} does not belong to the certificate in {cert}; give those that "
-                "were made together"
-            ) from None
-        wrong = cert if b"BEGIN CERTIFICATE" not in chain else key
-        raise CertificateError(
-            f"cannot use certificate {cert} with key {key}: {wrong} holds nothing usable in PEM "
-            f"({error.reason})"
-        ) from None
-    if (chain, private) != (_bytes(cert, "certificate"), _bytes(key, "key")):
-        raise CertificateError(f"{cert} and {key} are just being replaced")
+    own, chain, private = pem.read_pair(cert, key, ssl.PROTOCOL_TLS_SERVER)
     starts, ends = _validity(own, cert, chain)
     now = time.time()
     if now >= ends:
@@ -83,8 +60,8 @@ def read_identity(cert: Path, key: Path, client_ca: Path | None) -> Identity:
         )
     authority = None
     if client_ca is not None:
-        authority = _bytes(client_ca, "client CA")
-        _trusting(client_ca, authority)
+        authority = pem.read(client_ca, "client CA")
+        pem.trusting(client_ca, authority)
     return Identity(private, chain, authority, ends)
 
 
@@ -139,39 +116,12 @@ class Certificates:
         log.log(level, "the TLS certificate %s is valid until %s", self._files[0], _day(ends))
 
 
-def _bytes(path: Path, what: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CertificateError(f"cannot read the {what} {path}: {error.strerror}") from None
-
-
-def _no_password(key: Path) -> NoReturn:
-    raise CertificateError(
-        f"the key {key} has a password, and nobody is there to give it; store it without one, "
-        "readable by the server's user alone"
-    )
-
-
-def _trusting(path: Path, pem: bytes) -> ssl.SSLContext:
-    """A client that trusts these certificates themselves, whoever has signed them."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-    try:
-        context.load_verify_locations(cadata=pem.decode("ascii", "replace"))
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise CertificateError(f"{path} holds no certificates in PEM ({reason})") from None
-    return context
-
-
 def _validity(own: ssl.SSLContext, path: Path, chain: bytes) -> tuple[float, float]:
     """From when to when, told by a handshake within memory: what parses certificates in the
     standard library shows them of a peer only. It finds out, too, what is not made for a server."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = own.wrap_bio(to_server, to_client, server_side=True)
-    client = _trusting(path, chain).wrap_bio(to_client, to_server)
+    client = pem.trusting(path, chain).wrap_bio(to_client, to_server)
     done = False
     try:
         while not done:

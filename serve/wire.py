@@ -246,6 +246,7 @@ def completion_of(message: pb.GenerateResponse) -> Completion:
         message.prompt.request_id,
         message.prompt.model,
         [score_of(score) for score in message.prompt.scores],
+        message.prompt.model_version,
     )
 
 

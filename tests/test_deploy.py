@@ -22,6 +22,7 @@ from serve.engines import LAST_STEP_SECONDS
 from serve.layers import PREFIX, read
 from serve.life import GOODBYE_SECONDS
 from serve.memory import size_pool
+from serve.probe import build_parser as probe_parser
 from serve.server import SECRETS, build_parser, parse
 from serve.service import NAME
 from serve.settings import ListenSettings
@@ -86,7 +87,8 @@ def test_the_image_has_all_that_serving_can_import() -> None:
     """However late, from the server's modules on, and those of who asks and looks."""
     found: set[str] = set()
     seen: set[str] = set()
-    waiting = ["serve.server", "serve.life", "serve.generate", "serve.top", "serve.async_client"]
+    waiting = ["serve.server", "serve.life", "serve.async_client"]
+    waiting += ["serve.generate", "serve.probe", "serve.top"]
     while waiting:
         name = waiting.pop()
         path = ROOT.joinpath(*name.split("."))
@@ -224,13 +226,14 @@ def test_probes_ask_for_services_that_health_knows_and_need_no_key() -> None:
         assert probe["port"] == SETTINGS["port"]
         assert probe.get("service", "") in known
         (laid_over,) = component("tls")["containers"]
-        program = laid_over[kind]["exec"]["command"]
         assert laid_over[kind]["grpc"] is None
-        assert program[:2] == ["python", "-c"]
-        compile(program[2], kind, "exec")
-        assert f"127.0.0.1:{SETTINGS['port']}" in program[2]
-        patience = float(re.findall(r"await_ready\((\d+)\)", program[2])[0])
-        assert patience < laid_over[kind]["timeoutSeconds"]
+        program, command, *flags = laid_over[kind]["exec"]["command"]
+        assert (program, command) == ("antiphon", "ready")
+        asked = probe_parser(command).parse_args(flags)
+        assert asked.target == f"127.0.0.1:{SETTINGS['port']}"
+        (place,) = (m["mountPath"] for m in laid_over["volumeMounts"] if m["name"] == "tls")
+        assert Path(asked.tls_ca).parent == Path(place)
+        assert asked.timeout < laid_over[kind]["timeoutSeconds"]
     assert "/grpc.health.v1.Health/".startswith(OPEN_TO_ALL)
     start = SERVER["startupProbe"]
     allowed = start["periodSeconds"] * start["failureThreshold"]

@@ -142,6 +142,7 @@ and the most; times are those of all rounds together. Ctrl-C shows what there is
             "serve --preset gpt2-124m --rate 2 --first-token-ms 500 --token-ms 100",
             "serve --preset gpt2-124m --long-prompts 900 --json serve.json --plot serve.png",
             "serve --address localhost:50051 --prompt-tokens lognormal:64:0.8:400",
+            "serve --address models.example.org:50051 --tls --api-key-file key",
             "serve model --shared-prefix 512 --no-shared-prefix --prompt-tokens fixed:16",
         ),
     ),

@@ -37,7 +37,6 @@ EXAMPLES = examples(
     'antiphon chat models/smollm2 --system "You answer in one sentence." --temperature 0.2',
     "antiphon chat runs/shakespeare-tiny/model --template chatml.jinja",
     'echo "What is the capital of France?" | antiphon chat models/smollm2 --temperature 0',
-    "antiphon chat models/smollm2 --target localhost:50051",
 )
 
 
@@ -57,11 +56,6 @@ def build_parser(prog: str) -> CommandParser:
     parser.add_argument(
         "--save", metavar="FILE", help="keep the conversation in this JSON file as it goes on"
     )
-    parser.add_argument(
-        "--target", metavar="HOST:PORT",
-        help="let this server answer (`antiphon serve`); MODEL then gives the chat template and "
-        "the tokenizer alone, and must be the model that is served",
-    )  # fmt: skip
     add_sampling_arguments(parser)
     add_machine_arguments(parser, measures=True)
     return parser

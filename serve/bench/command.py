@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from serve.bench.figures import Limits, summary
 from serve.bench.processes import Worker, random_model, worker
 from serve.bench.show import draw, lines_of
 from serve.child import serving
+from serve.connection import NEAR, Connection
+from serve.reaching import add_security_arguments, add_target_argument, connection
 
 INTERRUPTED = 130
 GRPC, ENGINE, SINGLE = "over gRPC", "engine only", "one at a time"
@@ -43,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--preset", metavar="NAME",
         help=f"serve random weights of this size: {', '.join(PRESETS)}",
     )  # fmt: skip
-    group.add_argument("--address", metavar="HOST:PORT", help="a server that is running")
+    add_target_argument(group, "--address", default=None, help="a server that is running")
     group.add_argument(
         "--server-options", default="", metavar="'…'",
         help="options of antiphon serve, in quotes after a =, as "
@@ -113,6 +115,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--token-ms", type=float, metavar="MS", help="the others within this each, on the average"
     )
+    add_security_arguments(parser)
     add_shared_options(parser)
 
 
@@ -129,6 +132,7 @@ class Plan:
 
 def run(args: argparse.Namespace) -> int:
     rows = _check(args)
+    reached = connection(args, args.address or NEAR[0])  # a server of its own is on this machine
     if args.preset:
         _check_lengths(args, GPTConfig.preset(args.preset).block_size, rows)
     if args.threads:
@@ -142,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     interrupted = False
     with ended_by_signals():
         try:
-            with _workers(args, plans) as workers:
+            with _workers(args, reached, plans) as workers:
                 for found in workers.values():
                     _check_lengths(args, found.served["block_size"], rows)
                 print(load_line(args), flush=True)
@@ -250,9 +254,6 @@ def _check(args: argparse.Namespace) -> list[Row]:
     if args.preset:
         GPTConfig.preset(args.preset)
     if args.address:
-        host, _, port = args.address.rpartition(":")
-        if not (host and port.isdigit() and 0 < int(port) < 2**16):
-            raise ConfigError(f"--address is {args.address!r}, but must be HOST:PORT")
         for name in ("engine_only", "server_options", "threads"):
             if getattr(args, name):
                 option = name.replace("_", "-")
@@ -309,7 +310,9 @@ def _options(args: argparse.Namespace) -> list[str]:
 
 
 @contextlib.contextmanager
-def _workers(args: argparse.Namespace, plans: list[Plan]) -> Iterator[dict[bool, Worker]]:
+def _workers(
+    args: argparse.Namespace, reached: Connection, plans: list[Plan]
+) -> Iterator[dict[bool, Worker]]:
     """Who loads the server (False) and who loads an engine (True), ready."""
     with contextlib.ExitStack() as stack:
         address = args.address
@@ -323,7 +326,8 @@ def _workers(args: argparse.Namespace, plans: list[Plan]) -> Iterator[dict[bool,
             _, address = stack.enter_context(serving(*arguments))
             if any(plan.engine for plan in plans):
                 workers[True] = stack.enter_context(worker("engine", *arguments))
-        workers[False] = stack.enter_context(worker("grpc", address))
+        reached = replace(reached, target=address)
+        workers[False] = stack.enter_context(worker("grpc", told=reached.told()))
         yield workers
 
 

@@ -22,12 +22,17 @@ Progress = Callable[[dict[str, Any]], None]
 class Worker:
     """`serve.bench.worker` in a process of its own.
 
+    Args:
+        told: what it is told first, on its standard input: what has a key in it is no argument.
+
     Attributes:
         served: what it says of the model.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], told: dict[str, Any] | None) -> None:
         self._process = process
+        if told is not None:
+            self._tell(told)
         self.served: dict[str, Any] = self._next("ready", lambda progress: None)
 
     def run(self, job: dict[str, Any], progress: Progress) -> Seen:
@@ -36,13 +41,16 @@ class Worker:
         Raises:
             ServerError: the worker ended instead; what it said is on standard error.
         """
+        self._tell(job)
+        return Seen.from_dict(self._next("seen", progress))
+
+    def _tell(self, line: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.write(json.dumps(line) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise ServerError("the process that loads ended early") from None
-        return Seen.from_dict(self._next("seen", progress))
 
     def _next(self, kind: str, progress: Progress) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -59,7 +67,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def worker(kind: str, *arguments: str) -> Iterator[Worker]:
+def worker(kind: str, *arguments: str, told: dict[str, Any] | None = None) -> Iterator[Worker]:
     """A worker that does not outlive the block. What it logs is shown if it fails."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
@@ -71,7 +79,7 @@ def worker(kind: str, *arguments: str) -> Iterator[Worker]:
             encoding="utf-8",
         )
         try:
-            yield Worker(process)
+            yield Worker(process, told)
         except ServerError:
             stop(process)
             log.seek(0)

@@ -1,9 +1,10 @@
 """The process that puts load on a server over gRPC, or on an engine of its own without.
 
-    python -m serve.bench.worker grpc HOST:PORT
+    python -m serve.bench.worker grpc
     python -m serve.bench.worker engine MODEL [options of antiphon serve]
 
-Takes jobs on standard input, one JSON object a line, and answers on standard output likewise: first
+Over gRPC the first line on standard input says how the server is reached; it may hold a key. Takes
+jobs there, one JSON object a line, and answers on standard output likewise: first
 `ready` with what is served, then `progress` and `seen` for each job, or `error`.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,18 +21,21 @@ from typing import Any
 from gpt.errors import UserError
 from serve.bench.asking import Ask, Lengths, Requests, Row
 from serve.bench.drive import AskServer, Drive, Load, Message, RefusedError, Seen
+from serve.connection import Connection
+from serve.errors import readable_errors
 from serve.results import Delta
 
 
 @asynccontextmanager
-async def over_grpc(address: str) -> AsyncIterator[tuple[AskServer, dict[str, Any]]]:
+async def over_grpc(reached: Connection) -> AsyncIterator[tuple[AskServer, dict[str, Any]]]:
     """What asks a server, and what that serves."""
     import grpc
 
     from serve.v1 import generation_pb2 as pb
     from serve.v1 import generation_pb2_grpc
 
-    async with grpc.aio.insecure_channel(address) as channel:
+    metadata = reached.metadata(None)
+    async with reached.channel(grpc.aio) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
 
         async def ask(asked: Ask) -> AsyncIterator[Message]:
@@ -41,18 +46,15 @@ async def over_grpc(address: str) -> AsyncIterator[tuple[AskServer, dict[str, An
                 spec.text = asked.prompt
             else:
                 spec.token_ids.ids.extend(asked.prompt)
+            request = pb.GenerateStreamRequest(spec=spec)
             try:
-                async for event in stub.GenerateStream(pb.GenerateStreamRequest(spec=spec)):
+                async for event in stub.GenerateStream(request, metadata=metadata):
                     yield Message(event.prompt.prompt_tokens, len(event.delta.token_ids))
             except grpc.aio.AioRpcError as error:
                 raise RefusedError(error.code().name) from None
 
-        try:
-            model = await stub.GetModel(pb.GetModelRequest(), timeout=10)
-        except grpc.aio.AioRpcError as error:
-            raise UserError(
-                f"no answer from a server at {address}: {error.code().name}; is it running there?"
-            ) from None
+        with readable_errors(reached):
+            model = await stub.GetModel(pb.GetModelRequest(), timeout=10, metadata=metadata)
         special = [*model.tokenizer.special_tokens.values()]
         yield ask, _described(model.block_size, model.vocab_size, special)
 
@@ -122,7 +124,11 @@ def say(kind: str, value: Any) -> None:
 
 async def work(kind: str, arguments: list[str]) -> None:
     """Do jobs until standard input ends."""
-    place = over_grpc(arguments[0]) if kind == "grpc" else in_process(arguments)
+    if kind == "grpc":
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is told once
+        place = over_grpc(Connection.of(json.loads(sys.stdin.readline())))
+    else:
+        place = in_process(arguments)
     async with place as (ask, served):
         say("ready", served)
         loop = asyncio.get_running_loop()

@@ -23,7 +23,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,37 +32,30 @@ import grpc
 from serve.folders import Found, ModelSource
 from serve.v1 import generation_pb2 as pb
 from serve.v1 import generation_pb2_grpc as pb_grpc
+from tests.integration.endurance import Endurance
 from tests.integration.serving import PATIENCE, ROOT, ServerProcess
 from tests.integration.soak_client import text_after
 
 SERVER = (sys.executable, str(ROOT / "tests" / "integration" / "reload_server.py"))
-MEMORY_GROWTH = 0.05
 LONGEST = 80
 
 
-@dataclass
-class Reloads:
+@dataclass(kw_only=True)
+class Reloads(Endurance):
     """One run of it.
 
     Attributes:
-        counts: how many calls of each kind are over.
         versions: what each version adds to its letters.
         crossed: streams that began with one version and ended when another was served.
-        faults: what was wrong.
+        serving: the version that is served now.
     """
 
     reloads: int
     streams: int
-    seed: int
-    folder: Path
-    counts: Counter[str] = field(default_factory=Counter)
     versions: dict[str, int] = field(default_factory=dict)
     crossed: int = 0
-    faults: list[str] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
-    state: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
     serving: str = ""
+    most_growth = 0.05
 
     @property
     def model(self) -> Path:
@@ -89,14 +81,8 @@ class Reloads:
             began = time.monotonic()
             asyncio.run(self._load(server))
             self.seconds = time.monotonic() - began
-            self._settle()
-            server.process.terminate()
-            if status := server.wait():
-                self.faults.append(f"the server ended with {status}")
-            bad = [line for line in server.log if "ERROR" in line or "CRITICAL" in line]
-            self.faults += [f"in the log: {line}" for line in bad]
-            if any("Traceback" in line for line in server.log):
-                self.faults.append("a traceback in the log")
+            self.settle()
+            self.end(server)
             ended = sum(line.endswith(" has ended") for line in server.log)
             if ended != self.reloads:
                 self.faults.append(f"{ended} engines have ended, not {self.reloads}")
@@ -124,7 +110,7 @@ class Reloads:
             assert time.monotonic() < end, server.log[-5:]
             await asyncio.sleep(0.002)
         self.serving = version
-        if number == max(1, self.reloads // 10) and "bytes" in self._read():
+        if number == max(1, self.reloads // 10) and "bytes" in self.read():
             self.memory.append(self.state["bytes"])
 
     async def _ask(
@@ -188,36 +174,11 @@ class Reloads:
         if (text, reason) != expected:
             self.faults.append(f"{prompt} gave {(text, reason)}, not {expected} ({version})")
 
-    def _read(self) -> dict[str, int]:
-        self.state = json.loads((self.folder / "state.json").read_text())
-        return self.state
-
-    def _settle(self) -> None:
-        """Wait until one engine is left and holds nothing; then no page may be held."""
-        end = time.monotonic() + PATIENCE
-        while (self._read()["held"] or self.state["engines"] > 1) and time.monotonic() < end:
-            time.sleep(0.1)
-        time.sleep(0.3)  # the figures come ten times a second, and not all at one instant
-        state = self._read()
-        if state["engines"] != 1 or state["held"] or state["pages"]:
-            self.faults.append(f"at the end there were {state}")
-        if self.memory:
-            self.memory.append(state["bytes"])
-
-    @property
-    def growth(self) -> float:
-        return self.memory[-1] / self.memory[0] - 1 if self.memory else 0.0
-
     def figures(self) -> dict[str, object]:
         return {
+            **super().figures(),
             "reloads": self.reloads,
-            "seconds": round(self.seconds, 1),
-            "calls": dict(self.counts),
             "streams_across_a_reload": self.crossed,
-            "at_the_end": self.state,
-            "memory_mib": [round(b / 2**20, 1) for b in self.memory],
-            "memory_growth": round(self.growth, 4),
-            "faults": len(self.faults),
         }
 
 
@@ -231,14 +192,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-bounds", action="store_true", help="do not judge memory")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        reloads = Reloads(options.reloads, options.streams, options.seed, Path(folder))
+        reloads = Reloads(
+            reloads=options.reloads,
+            streams=options.streams,
+            seed=options.seed,
+            folder=Path(folder),
+        )
         reloads.run()
-    if not options.no_bounds and reloads.growth > MEMORY_GROWTH:
-        reloads.faults.append(f"memory grew by {reloads.growth:.1%}")
-    print(json.dumps(reloads.figures(), indent=2))
-    for fault in reloads.faults[:20]:
-        print(fault, file=sys.stderr)
-    return 1 if reloads.faults else 0
+    return reloads.report(bounds=not options.no_bounds)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,24 +30,22 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests import warm
+from tests.integration.endurance import Endurance
 from tests.integration.serving import ENVIRONMENT, PATIENCE, ROOT, ServerProcess
 
 HERE = ROOT / "tests" / "integration"
 SERVER = (sys.executable, str(HERE / "soak_server.py"))
-HEALTH_SECONDS, MEMORY_GROWTH = 0.100, 0.02
+HEALTH_SECONDS = 0.100
 DOOMED = 5
 """Of so many clients one is killed."""
 
 
-@dataclass
-class Soak:
+@dataclass(kw_only=True)
+class Soak(Endurance):
     """One run of it.
 
     Attributes:
-        counts: how many requests of each kind are over.
-        faults: what was wrong.
         health: seconds that each health check took.
-        memory: bytes the server's process took, after the first tenth and at the end.
         peak: most requests held at once, as far as was seen.
     """
 
@@ -56,15 +53,9 @@ class Soak:
     processes: int
     streams: int
     per_client: int
-    seed: int
-    folder: Path
-    counts: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
     peak: int = 0
-    state: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    most_growth = 0.02
 
     def run(self) -> None:
         flags = ("--max-running", "32", "--max-waiting", str(max(0, self.streams - 40)))
@@ -85,14 +76,8 @@ class Soak:
             self.seconds = time.monotonic() - begun
             self._over.set()
             watcher.join()
-            self._settle()
-            server.process.terminate()
-            if status := server.wait():
-                self.faults.append(f"the server ended with {status}")
-            bad = [line for line in server.log if "ERROR" in line or "CRITICAL" in line]
-            self.faults += [f"in the log: {line}" for line in bad]
-            if any("Traceback" in line for line in server.log):
-                self.faults.append("a traceback in the log")
+            self.settle()
+            self.end(server)
 
     def _work(self, target: str) -> None:
         """Run one client after the other."""
@@ -135,8 +120,8 @@ class Soak:
             if told < lines:
                 self.faults.append(f"a client ended by itself with {process.returncode}")
 
-    def _read(self) -> dict[str, int]:
-        self.state = json.loads((self.folder / "state.json").read_text())
+    def read(self) -> dict[str, int]:
+        super().read()
         self.peak = max(self.peak, self.state["held"])
         return self.state
 
@@ -151,49 +136,25 @@ class Soak:
                 self.health.append(time.perf_counter() - begun)
                 if answer.status != health_pb2.HealthCheckResponse.SERVING:
                     self.faults.append("it was not serving")
-                taken = self._read().get("bytes")
+                taken = self.read().get("bytes")
                 if not self.memory and taken and self.counts.total() >= self.requests // 10:
                     self.memory.append(taken)
-
-    def _settle(self) -> None:
-        """Wait until nothing is held; then no page may be."""
-        end = time.monotonic() + PATIENCE
-        while self._read()["held"] and time.monotonic() < end:
-            time.sleep(0.1)
-        time.sleep(0.3)  # the figures come ten times a second, and not all at one instant
-        state = self._read()
-        if state["held"] or state["pages"]:
-            self.faults.append(f"{state['held']} requests, {state['pages']} pages are still held")
-        if self.memory:
-            self.memory.append(state["bytes"])
 
     @property
     def health_p99(self) -> float:
         return sorted(self.health)[int(0.99 * len(self.health))] if self.health else 0.0
 
-    @property
-    def growth(self) -> float:
-        """Of the memory, as a share; 0 where the system does not tell."""
-        return self.memory[-1] / self.memory[0] - 1 if self.memory else 0.0
-
     def check_bounds(self) -> None:
+        super().check_bounds()
         if self.health_p99 >= HEALTH_SECONDS:
             self.faults.append(f"health checks took {1e3 * self.health_p99:.0f} ms (99 %)")
-        if self.growth > MEMORY_GROWTH:
-            self.faults.append(f"memory grew by {self.growth:.1%}")
 
     def figures(self) -> dict[str, object]:
         return {
-            "requests": dict(self.counts),
-            "seconds": round(self.seconds, 1),
+            **super().figures(),
             "most_held": self.peak,
-            "preemptions": self.state.get("preempted"),
-            "pages_held_at_the_end": self.state.get("pages"),
             "health_checks": len(self.health),
             "health_p99_ms": round(1e3 * self.health_p99, 1),
-            "memory_mib": [round(b / 2**20, 1) for b in self.memory],
-            "memory_growth": round(self.growth, 4),
-            "faults": len(self.faults),
         }
 
 
@@ -212,20 +173,15 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(
-            options.requests,
-            options.processes,
-            options.streams,
-            options.per_client,
-            options.seed,
-            Path(folder),
+            requests=options.requests,
+            streams=options.streams,
+            processes=options.processes,
+            per_client=options.per_client,
+            seed=options.seed,
+            folder=Path(folder),
         )
         soak.run()
-    if not options.no_bounds:
-        soak.check_bounds()
-    print(json.dumps(soak.figures(), indent=2))
-    for fault in soak.faults[:20]:
-        print(fault, file=sys.stderr)
-    return 1 if soak.faults else 0
+    return soak.report(bounds=not options.no_bounds)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ given away too early, so gives another text. MODEL is a folder, in which `state.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import threading
 import time
-from pathlib import Path
+import weakref
 
 import numpy as np
 import torch
@@ -27,9 +24,13 @@ from serve.folders import ModelSource
 from serve.life import run
 from serve.server import Settings, parse, start_log
 from tests.integration.soak_client import BLOCK_SIZE, END, following
+from tests.integration.state import keep_state
 
 PAGE_SIZE, PAGES = 4, 160
 """So few that those who run crowd each other out."""
+
+
+ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class RememberingModel:
@@ -75,21 +76,10 @@ class RememberingModel:
         return logits
 
 
-def report(engine: Engine, folder: Path) -> None:
-    """Write down, for ever, what the engine holds and how much memory the process takes."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    while True:
-        state = {"held": engine.held, "pages": engine.pages_used, "preempted": engine.preemptions}
-        if (statm := Path("/proc/self/statm")).exists():
-            state["bytes"] = int(statm.read_text().split()[1]) * page
-        (folder / "state.part").write_text(json.dumps(state))
-        os.replace(folder / "state.part", folder / "state.json")
-        time.sleep(0.1)
-
-
 def load(settings: Settings, source: ModelSource, replaces: Engine | None) -> Engine:
     engine = remembering(settings)
-    threading.Thread(target=report, args=(engine, source.path), daemon=True).start()
+    ENGINES.add(engine)
+    keep_state(ENGINES, source.path)
     return engine
 
 

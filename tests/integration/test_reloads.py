@@ -14,7 +14,7 @@ from gpt.checkpoint import PAYLOAD_KEY, WEIGHTS_PREFIX, checkpoint_payload
 from gpt.config import GPTConfig
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
-from serve.client import Client, RequestError
+from serve.client import Client, Completion, RequestError
 from serve.folders import BEST, Found, ModelSource
 from tests.integration.reloads import SERVER, Reloads
 from tests.integration.serving import PATIENCE, REAL, ServerProcess
@@ -52,6 +52,7 @@ def test_what_cannot_be_served_leaves_the_old_one_and_what_does_not_end_is_cut_o
             assert "ERROR" in line
             assert "has no shift" in line
             assert client.model().version == first
+            assert client.generate("x", max_tokens=2).model_version == first
             stream = client.stream("x", max_tokens=100, ignore_end_of_text=True)
             next(stream)
             second = reloads.write({"shift": 1})
@@ -60,6 +61,11 @@ def test_what_cannot_be_served_leaves_the_old_one_and_what_does_not_end_is_cut_o
                 list(stream)
             assert cut.value.code == "UNAVAILABLE"
             assert client.model().version == second
+            assert stream.model_version == first, "what made it, not what is served by now"
+            assert client.generate("x", max_tokens=2).model_version == second
+            [(_, batched)] = client.batch([{"prompt": "x", "max_tokens": 2}])
+            assert isinstance(batched, Completion)
+            assert batched.model_version == second
         server.process.terminate()
         assert server.wait() == 0
 

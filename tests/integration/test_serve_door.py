@@ -248,6 +248,30 @@ def test_pings_are_answered_unless_they_come_too_often(server: ServerProcess) ->
         assert not all(hasty.ping() for _ in range(10))
 
 
+def test_a_connection_of_age_is_replaced_and_its_stream_goes_on(model: Path) -> None:
+    idle = grpc.ChannelConnectivity.IDLE
+    seen: list[grpc.ChannelConnectivity] = []
+    with ServerProcess(SCRIPTED, model, "--max-connection-age", "0.5") as server:
+        server.await_ready()
+        with grpc.insecure_channel(server.target) as channel:
+            channel.subscribe(seen.append)
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            spec = pb.GenerationSpec(text="x", max_tokens=5000)
+            stream = stub.GenerateStream(pb.GenerateStreamRequest(spec=spec), timeout=PATIENCE)
+            for event in stream:
+                assert not event.HasField("finish"), "the connection was never told to go"
+                if idle in seen[1:]:  # it was connected, and new calls need another connection
+                    break
+            after = "".join(event.delta.text for event, _ in zip(stream, range(30), strict=False))
+            assert after == "a" * len(after) != ""
+            spec.max_tokens = 2
+            answer = stub.Generate(pb.GenerateRequest(spec=spec), timeout=PATIENCE)
+            assert answer.choices[0].text == "aa"
+            assert next(stream).delta.text.strip("a") == "", "beside the new connection"
+            stream.cancel()
+        assert not any("Traceback" in line for line in server.log)
+
+
 def test_many_idle_connections_are_kept_and_disturb_nobody(server: ServerProcess) -> None:
     with contextlib.ExitStack() as held, Client(server.target, timeout=PATIENCE) as client:
         connections = hold(server.target, IDLE, held)

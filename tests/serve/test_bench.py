@@ -237,7 +237,6 @@ def test_a_made_up_vocabulary_has_the_size_asked_for() -> None:
         ("here --preset nano", "here and nano to load given"),
         ("/no/such", "no model at /no/such"),
         ("--preset nanno", "did you mean nano?"),
-        ("--address here", "must be HOST:PORT"),
         ("--address h:1 --engine-only", "--engine-only needs the model itself"),
         ("--address h:1 --threads 2", "--threads needs the model itself"),
         ("--preset nano --streams 1 --rate 1", "a load has one of them"),
@@ -254,7 +253,7 @@ def test_a_made_up_vocabulary_has_the_size_asked_for() -> None:
             "holds prompts of 127 at most",
         ),
         ("--preset nano --prompt-tokens fixed:100 --output-tokens fixed:29", "context holds 128"),
-        ("--address 127.0.0.1:1", "no answer from a server at 127.0.0.1:1: UNAVAILABLE"),
+        ("--address 127.0.0.1:1", "no server can be reached at 127.0.0.1:1"),
     ],
 )
 def test_a_mistake_is_one_line_and_met_at_once(
@@ -266,13 +265,20 @@ def test_a_mistake_is_one_line_and_met_at_once(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_an_option_that_the_server_does_not_have_is_refused(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preset", "nano", "--server-options=--max-runing 3"], "did you mean --max-running?"),
+        (["--address", "here"], "must be HOST:PORT"),
+    ],
+)
+def test_an_option_that_there_is_not_and_an_address_that_is_none_are_usage_errors(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        command.main(["serve", "--preset", "nano", "--server-options=--max-runing 3"])
+        command.main(["serve", *arguments])
     assert caught.value.code == 2
-    assert "did you mean --max-running?" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_a_running_server_is_loaded(

@@ -33,7 +33,9 @@ def test_a_server_that_is_not_there_is_one_line_that_names_it() -> None:
             assert isinstance(it.value, UserError)
             assert it.value.code == "UNAVAILABLE"
             assert "\n" not in str(it.value)
-        with pytest.raises(RequestError, match=r"not ready within 0\.1 s: it did not answer"):
+        with pytest.raises(
+            RequestError, match=r"not ready within 0\.1 s: no server can be reached"
+        ):
             client.await_ready(0.1)
 
 
@@ -44,6 +46,16 @@ def test_the_model_describes_itself(serve: Serve) -> None:
     assert model.dtype == "float32"
     assert model.architecture["n_layer"] == 1
     assert model.architecture["pattern"] == "causal"
+
+
+def test_every_answer_tells_the_version_that_made_it(serve: Serve) -> None:
+    served = serve(ScriptedModel.of(BYTES, list(b"ab")))
+    served.engine.version = "609bc27092b10189"
+
+    stream = served.client.stream("x")
+    assert "".join(delta.text for delta in stream) == "ab"
+    told = [stream.model_version, served.client.generate("x").model_version]
+    assert [*told, served.client.model().version] == ["609bc27092b10189"] * 3
 
 
 def test_the_command_streams_prompt_and_text(
@@ -93,7 +105,7 @@ def test_the_command_s_json_is_the_sampler_s(
     assert main([*at, *NOISY_FLAGS, "--json"]) == 0
     [line] = capsys.readouterr().out.splitlines()
     record = json.loads(line)
-    told = {key: record.pop(key) for key in ("model", "request_id", "timing")}
+    told = {key: record.pop(key) for key in ("model", "model_version", "request_id", "timing")}
     assert told["model"] == "scripted"
     assert set(told["timing"]) == {"queue_seconds", "prefill_seconds", "decode_seconds"}
     assert record == local(served, "ab", **NOISY).record(BYTES)

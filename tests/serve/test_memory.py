@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
 from gpt.cache import KVCache
+from gpt.checkpoint import save_model
 from gpt.config import GPTConfig
 from gpt.errors import ServerError
-from serve import memory
+from gpt.model import GPT
+from gpt.tokenizer import Tokenizer
+from serve import memory, server
 from serve.memory import size_pool
 
 CONFIG = GPTConfig(vocab_size=10, block_size=100, n_layer=2, n_head=2, d_model=8)
@@ -76,3 +84,89 @@ def test_a_share_of_the_free_memory_by_default(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(memory, "free_memory", lambda device: 40 * page)
     assert pool(None).n_pages == [10]
     assert "9 pages of 16 tokens" in str(pool(None))
+
+
+# --- Two models in one server ---------------------------------------------------------------------
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two models: a text's context takes 2 MiB of cache, the weights next to nothing."""
+    path = tmp_path_factory.mktemp("models")
+    tokenizer = Tokenizer.bytes()
+    config = GPTConfig(
+        vocab_size=tokenizer.n_vocab, block_size=2048, n_layer=2, n_head=2, d_model=64,
+        position="rotary",
+    )  # fmt: skip
+    for name in ("one", "two"):
+        save_model(path / name, GPT(config), tokenizer)
+    return [f"one={path / 'one'}", f"two={path / 'two'}"]
+
+
+def load_both(folders: list[str], *flags: str) -> list[memory.Pool]:
+    """Their pools, both held at once, as `antiphon serve` loads them."""
+    settings = server.parse([*folders, "--max-running", "32", *flags], "antiphon serve")
+    engines = [server.load(settings, source) for source in settings.models]
+    pools = [engine.pool for engine in engines if engine.pool is not None]
+    assert len(pools) == 2
+    return pools
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A function that lets the machine have so many bytes beyond what this process takes now."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def leave(size: int) -> None:
+        most = resident() + size
+        monkeypatch.setattr(memory, "free_memory", lambda device: most - resident())
+
+    return leave
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="tells by /proc")
+
+
+@needs_proc
+def test_two_models_get_half_each_and_fit_together(
+    folders: list[str], left: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    left(96 * MIB)
+    pools = load_both(folders, "--kv-cache-gb", str(64 / 1024))
+    assert [each.budget for each in pools] == [32 * MIB] * 2
+    assert all(31 * MIB < each.bytes <= 32 * MIB for each in pools)
+    told = [record.getMessage() for record in caplog.records if "budget" in record.getMessage()]
+    assert len(told) == 2
+    assert all("(budget 32.0 MiB)" in each for each in told)
+
+
+@needs_proc
+def test_two_models_of_which_either_would_fit_alone_do_not_start(
+    folders: list[str], left: Callable[[int], None]
+) -> None:
+    left(96 * MIB)
+    with pytest.raises(ServerError) as caught:
+        load_both(folders, "--kv-cache-gb", str(128 / 1024))  # 64 MiB each
+    found = re.fullmatch(
+        r"the KV cache of 0\.0\d+ GiB does not fit: ([\d.]+) GiB are free; "
+        "set --kv-cache-gb or --max-running lower",
+        str(caught.value),
+    )
+    assert found is not None, caught.value
+    assert float(found[1]) < 40 / 1024, "the first one's cache counts as taken"
+
+
+@needs_proc
+def test_without_a_budget_two_models_share_a_quarter_of_what_is_free(
+    folders: list[str], left: Callable[[int], None]
+) -> None:
+    left(160 * MIB)
+    first, second = load_both(folders)
+    assert 18 * MIB < first.budget <= 20 * MIB, "an eighth"
+    assert second.budget < first.budget, "of what the first has left"
+    assert first.bytes + second.bytes <= 40 * MIB

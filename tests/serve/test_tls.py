@@ -10,7 +10,8 @@ import pytest
 import trustme
 
 from gpt.errors import UserError
-from serve.tls import CertificateError, Certificates, read_identity
+from serve.pem import CertificateError
+from serve.tls import Certificates, read_identity
 
 NOW = datetime.datetime.now(datetime.timezone.utc)
 DAY = datetime.timedelta(days=1)

@@ -56,7 +56,9 @@ def measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     for part in parts.values():
         part()
     found: dict[str, Any] = {"tokens": ids[:, 1:].numel(), "parameters": model.num_params()}
-    seconds = {name: {"wall_s": [], "cpu_s": []} for name in parts}
+    seconds: dict[str, dict[str, list[float]]] = {
+        name: {"wall_s": [], "cpu_s": []} for name in parts
+    }
     for _ in range(args.rounds):
         for name, part in parts.items():
             wall, cpu = time.perf_counter(), time.process_time()

@@ -15,7 +15,7 @@ takes all matrices of a shape at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,13 @@ grow fast, at the price of ending anywhere in about 0.7 to 1.2 instead of at 1."
 ITERATIONS = 5
 MUON, ADAMW = "muon", "adamw"
 
+_Moved = list[tuple[Tensor, dict[str, Any]]]
+"""Parameters, each with its group."""
+
+# a + b G + c G^2 as c (G + SHIFT)^2 + REST, which needs no copy of G.
+SHIFT = COEFFICIENTS[1] / (2 * COEFFICIENTS[2])
+REST = COEFFICIENTS[0] - COEFFICIENTS[2] * SHIFT**2
+
 
 @torch.no_grad()
 def orthogonalize(x: Tensor) -> Tensor:
@@ -41,54 +48,131 @@ def orthogonalize(x: Tensor) -> Tensor:
     their way there, and zero stays zero.
 
     Args:
-        x: (b, M, N) matrices.
+        x: (b, M, N) matrices, changed in place.
 
     Returns:
         (b, M, N).
     """
     # No singular value may be above 1 at first. The floor keeps a zero gradient zero.
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(x.dtype).tiny ** 0.5)
-    M, N = x.shape[-2:]
-    if max(M, N) >= 2 * min(M, N) and x.dtype != torch.bfloat16:
-        factor = _factor(torch.bmm(x, x.mT) if M < N else torch.bmm(x.mT, x))
-        return torch.bmm(factor, x) if M < N else torch.bmm(x, factor)
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    x.div_(norm.clamp_min_(torch.finfo(x.dtype).tiny ** 0.5))
+    stands = x.shape[-2] > x.shape[-1]
+    wide = x.mT if stands else x
+    M, N = wide.shape[-2:]
+    if x.dtype == torch.bfloat16 or M % 2:
+        made = _turns(wide)
+    elif N < 2 * M:
+        made = _turns_in_halves(wide)
+    else:
+        factor = _factor(wide)
+        return torch.bmm(x, factor) if stands else torch.bmm(factor, x)
+    return made.mT if stands else made
+
+
+def _turns(x: Tensor) -> Tensor:
+    """The iteration as it is written: x becomes (a + b x x^T + c (x x^T)^2) x."""
     a, b, c = COEFFICIENTS
     # New memory costs as much as a small product, so two buffers take turns.
-    gram = x.new_empty(x.shape[0], min(M, N), min(M, N))
+    gram = x.new_empty(len(x), x.shape[1], x.shape[1])
     poly, other = torch.empty_like(gram), torch.empty_like(x)
     for _ in range(ITERATIONS):
-        left, right = (x, x.mT) if M <= N else (x.mT, x)
-        torch.bmm(left, right, out=gram)
+        torch.bmm(x, x.mT, out=gram)
         torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
-        left, right = (poly, x) if M <= N else (x, poly)
-        torch.baddbmm(x, left, right, beta=a, out=other)
+        torch.baddbmm(x, poly, x, beta=a, out=other)
         x, other = other, x
     return x
 
 
-def _factor(gram: Tensor) -> Tensor:
+# --- The same without the quarter above the diagonal ---------------------------------------------
+
+
+class _Symmetric:
+    """b symmetric matrices of 2h rows without the quarter above the diagonal.
+
+    All that is made of one such matrix is symmetric, too, and so a quarter of the work of its
+    products need not be done.
+
+    Attributes:
+        ends: (2 b, h, h), the quarters at the upper left, then those at the lower right.
+        first, last: (b, h, h) views, either of them.
+        low, high: (b, h, h), the quarter at the lower left, and its transpose, a view.
+        diagonal: (2 b, h) view.
+    """
+
+    def __init__(self, like: Tensor, b: int, h: int) -> None:
+        self.ends, self.low = like.new_empty(2 * b, h, h), like.new_empty(b, h, h)
+        self.first, self.last, self.high = self.ends[:b], self.ends[b:], self.low.mT
+        self.diagonal = self.ends.diagonal(dim1=-2, dim2=-1)
+
+    def be_gram(self, upper: Tensor, lower: Tensor) -> None:
+        """x x^T, from x's upper and lower rows."""
+        torch.bmm(upper, upper.mT, out=self.first)
+        torch.bmm(lower, lower.mT, out=self.last)
+        torch.bmm(lower, upper.mT, out=self.low)
+
+    def be_product(self, one: _Symmetric, two: _Symmetric, scale: float = 1.0) -> None:
+        """Of two that commute, times a number."""
+        self.ends.baddbmm_(one.ends, two.ends, beta=0, alpha=scale)
+        self.first.baddbmm_(one.high, two.low, alpha=scale)
+        self.last.baddbmm_(one.low, two.high, alpha=scale)
+        self.low.baddbmm_(one.low, two.first, beta=0, alpha=scale)
+        self.low.baddbmm_(one.last, two.low, alpha=scale)
+
+    def be_polynomial(self, gram: _Symmetric) -> None:
+        """a + b gram + c gram^2; gram itself is shifted."""
+        gram.diagonal.add_(SHIFT)
+        self.be_product(gram, gram, COEFFICIENTS[2])
+        self.diagonal.add_(REST)
+
+    def times(self, x: Tensor, out: Tensor) -> None:
+        """The product with (2 b, h, N), the upper rows of b matrices, then their lower rows."""
+        b = len(self.low)
+        torch.bmm(self.ends, x, out=out)
+        out[:b].baddbmm_(self.high, x[b:])
+        out[b:].baddbmm_(self.low, x[:b])
+
+    def whole(self) -> Tensor:
+        above = torch.cat([self.first, self.high], dim=-1)
+        return torch.cat([above, torch.cat([self.low, self.last], dim=-1)], dim=-2)
+
+
+def _turns_in_halves(x: Tensor) -> Tensor:
+    """As `_turns`, in x's own memory."""
+    b, M, _ = x.shape
+    halves = x.unflatten(1, (2, M // 2)).transpose(0, 1)
+    now = halves.flatten(0, 1).contiguous()
+    gram, poly, other = _Symmetric(x, b, M // 2), _Symmetric(x, b, M // 2), torch.empty_like(now)
+    for _ in range(ITERATIONS):
+        gram.be_gram(now[:b], now[b:])
+        poly.be_polynomial(gram)
+        poly.times(now, other)
+        now, other = other, now
+    halves.copy_(now.unflatten(0, (2, b)))
+    return x
+
+
+def _factor(x: Tensor) -> Tensor:
     """What the iteration multiplies x by in all, from the products of its rows alone.
 
     Each turn multiplies x by a polynomial P of x x^T, and so x x^T by P twice: x itself is not
     needed until the end, which spares most of the work where it is long. bf16 is too coarse for it.
-
-    Args:
-        gram: (b, M, M), x x^T; is written over.
     """
-    a, b, c = COEFFICIENTS
-    factor, poly, other = (torch.empty_like(gram) for _ in range(3))
+    b, M, _ = x.shape
+    h = M // 2
+    gram, poly, factor, other = (_Symmetric(x, b, h) for _ in range(4))
+    gram.be_gram(x[:, :h], x[:, h:])
     for i in range(ITERATIONS):
-        torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=poly)
-        poly.diagonal(dim1=-2, dim2=-1).add_(a)
-        if i == 0:
-            factor.copy_(poly)
-        else:
-            torch.bmm(poly, factor, out=other)
-            factor, other = other, factor
+        poly.be_polynomial(gram)
         if i + 1 < ITERATIONS:
-            torch.bmm(poly, gram, out=other)
-            torch.bmm(other, poly, out=gram)
-    return factor
+            gram.diagonal.sub_(SHIFT)
+            other.be_product(poly, gram)
+            gram.be_product(other, poly)
+        if i == 0:
+            factor, poly = poly, factor
+        else:
+            other.be_product(poly, factor)
+            factor, other = other, factor
+    return factor.whole()
 
 
 class MuonAdamW(Optimizer):
@@ -130,58 +214,86 @@ class MuonAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self._of_kind(MUON):
-            alike: dict[torch.Size, list[Tensor]] = {}
-            for p in group["params"]:
-                if p.grad is not None:
-                    alike.setdefault(p.shape, []).append(p)
-            for shape, params in alike.items():
-                some = max(1, MUON_AT_ONCE // shape.numel())
-                for i in range(0, len(params), some):
-                    self._move(params[i : i + some], group)
+        moved = [(p, g) for g in self._of_kind(MUON) for p in g["params"] if p.grad is not None]
+        for some in _portions(moved):
+            self._move(some)
         if self._adamw is not None:
             # Loading a state puts others in their place.
             self._adamw.param_groups, self._adamw.state = self._of_kind(ADAMW), self.state
             self._adamw.step()
         return loss
 
-    def _move(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        """Muon's step for parameters of one shape."""
-        grads = [_local(p.grad) for p in params if p.grad is not None]
-        for p in params:
-            if "momentum" not in self.state[p]:
-                self.state[p]["momentum"] = torch.zeros_like(p)
-        means = [_local(self.state[p]["momentum"]) for p in params]
-        torch._foreach_lerp_(means, grads, 1 - group["momentum"])
-        # Nesterov's: the newest gradient counts once more.
-        found = torch._foreach_lerp(grads, means, group["momentum"])
-        whole = [_gathered(update, p) for update, p in zip(found, params, strict=True)]
-        updates = equalized(torch.stack(whole), group["rows"])
-        here = [_part(update, p) for update, p in zip(updates.unbind(), params, strict=True)]
-        weights = [_local(p) for p in params]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, here, alpha=-group["lr"])
+    def _move(self, some: _Moved) -> None:
+        """Muon's step for parameters, each with its group."""
+        found: list[Tensor] = []
+        for group, params in _by_group(some):
+            for p in params:
+                if "momentum" not in self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            grads = [_local(p.grad) for p in params if p.grad is not None]
+            means = [_local(self.state[p]["momentum"]) for p in params]
+            torch._foreach_lerp_(means, grads, 1 - group["momentum"])
+            # Nesterov's: the newest gradient counts once more.
+            newest = torch._foreach_lerp(grads, means, group["momentum"])
+            found += [_gathered(update, p) for update, p in zip(newest, params, strict=True)]
+        updates = iter(equalized(found, [group["rows"] for _, group in some]))
+        for group, params in _by_group(some):
+            weights = [_local(p) for p in params]
+            here = [_part(next(updates), p) for p in params]
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, here, alpha=-group["lr"])
 
 
-def equalized(updates: Tensor, rows: tuple[int, ...] = ()) -> Tensor:
-    """Muon's steps at a rate of 1.
+def equalized(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Muon's steps at a rate of 1. Matrices of one shape go together, whatever they are part of.
 
     Each is scaled by sqrt(rows / columns) where it has more rows than columns, so that it changes
     what comes out by as much as the numbers that go in, however wide the layer is (Jordan et al.).
 
     Args:
-        updates: (b, M, N) of as many parameters, changed in place.
+        found: what each parameter would move by, (M, N) of its own.
         rows: of each matrix in a parameter; empty: M.
     """
-    N = updates.shape[-1]
-    first = 0
-    for r, run in itertools.groupby(rows or (updates.shape[1],)):
-        last = first + r * len(list(run))
-        matrices = updates[:, first:last].view(len(updates), -1, r, N)
-        x = orthogonalize(matrices.to(_work_dtype(updates)).reshape(-1, r, N))
-        matrices.copy_(x.mul_(max(1.0, r / N) ** 0.5).view(matrices.shape))
-        first = last
-    return updates
+    runs = [_runs(update, each) for update, each in zip(found, rows, strict=True)]
+    alike: dict[torch.Size, list[Tensor]] = {}
+    for run in itertools.chain(*runs):
+        alike.setdefault(run.shape[1:], []).append(run)
+    made: dict[torch.Size, Iterator[Tensor]] = {}
+    for shape, parts in alike.items():
+        x = orthogonalize(torch.cat(parts).to(_work_dtype(parts[0])))
+        if shape[0] > shape[1]:
+            x.mul_((shape[0] / shape[1]) ** 0.5)
+        made[shape] = iter(x.to(parts[0].dtype).split([len(part) for part in parts]))
+    steps = [[next(made[run.shape[1:]]).flatten(0, 1) for run in each] for each in runs]
+    return [each[0] if len(each) == 1 else torch.cat(each) for each in steps]
+
+
+def _runs(update: Tensor, rows: tuple[int, ...]) -> list[Tensor]:
+    """The matrices in a parameter, (b, rows, N) for neighbours of one height."""
+    lengths = [(r, len(list(run))) for r, run in itertools.groupby(rows or (len(update),))]
+    parts = update.split([r * count for r, count in lengths])
+    return [part.view(-1, r, part.shape[1]) for part, (r, _) in zip(parts, lengths, strict=True)]
+
+
+def _by_group(some: _Moved) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+    """The parameters of each group, groups in order."""
+    for _, each in itertools.groupby(some, key=lambda pair: id(pair[1])):
+        pairs = list(each)
+        yield pairs[0][1], [p for p, _ in pairs]
+
+
+def _portions(moved: _Moved) -> Iterator[_Moved]:
+    """As many parameters at a time as MUON_AT_ONCE lets, at least one."""
+    some: _Moved = []
+    left = MUON_AT_ONCE
+    for each in moved:
+        if some and each[0].numel() > left:
+            yield some
+            some, left = [], MUON_AT_ONCE
+        some.append(each)
+        left -= each[0].numel()
+    if some:
+        yield some
 
 
 def _work_dtype(x: Tensor) -> torch.dtype:

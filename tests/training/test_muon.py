@@ -61,10 +61,13 @@ def test_matrices_that_share_a_layer_are_equalized_each_for_itself_and_tall_ones
     update = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(0))
     alone = [update[:, 0:12].clone(), update[:, 12:16].clone(), update[:, 16:20].clone()]
     alone[1:] = [m * 1000 for m in alone[1:]]  # whose size says nothing
-    together = equalized(update.clone(), (12, 4, 4))
-    wanted = torch.cat([equalized(m) for m in alone], dim=1)
-    assert torch.allclose(together, wanted, atol=1e-5)
-    size = torch.linalg.matrix_norm(together[:, :12], 2)
+    # One parameter beside them is a matrix of the height of some.
+    together = equalized([*update, alone[1][0]], [(12, 4, 4), (12, 4, 4), ()])
+    for i in range(2):
+        wanted = torch.cat([equalized([m[i]], [()])[0] for m in alone])
+        assert torch.allclose(together[i], wanted, atol=1e-5)
+    assert torch.allclose(together[2], together[0][12:16], atol=1e-5)
+    size = torch.linalg.matrix_norm(torch.stack(together[:2])[:, :12], 2)
     assert torch.all(size > 0.65 * 1.5**0.5)
     assert torch.all(size < 1.25 * 1.5**0.5)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.errors import ConfigError
+from gpt.training.cli import main as fit_main
 from gpt.training.grid import (
     Member,
     Result,
@@ -23,7 +26,9 @@ from gpt.training.grid import (
     as_table,
     members,
     parse_setting,
+    result_of,
 )
+from gpt.training.module import GPTModule
 from gpt.training.sweep import main
 from tests import warm
 from tests.training.small import write_corpus
@@ -146,6 +151,35 @@ def test_a_sweep_is_stopped_and_goes_on_and_repeats_nothing(config, tmp_path, ca
     config.write_text(config.read_text() + "# changed\n")
     with pytest.raises(ConfigError, match="as it was then; give another --name"):
         main(both, "antiphon sweep")
+
+
+@pytest.mark.integration
+def test_a_run_that_was_cut_in_the_middle_ends_as_it_would_have(config, tmp_path, monkeypatch):
+    """Cut as by a power failure: what is on disk at its eighth step is all the sweep goes on from,
+    a checkpoint of its fifth."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (run,) = members([("trainer.max_steps", ["12"])], [1337])
+    whole, cut = tmp_path / "whole", tmp_path / "runs" / "cut"
+    take_step = GPTModule.training_step
+
+    def step(self: GPTModule, *given: Any) -> Any:
+        if self.global_step == 7:
+            shutil.copytree(whole, cut)
+        return take_step(self, *given)
+
+    monkeypatch.setattr(GPTModule, "training_step", step)
+    given = ["--config", str(config), "--runs_dir", str(whole), "--name", run.name, *run.flags]
+    assert fit_main(["fit", *given]) == 0
+    monkeypatch.setattr(sys, "executable", warm.executable())
+    again = [str(config), "--name", "cut", "--runs_dir", str(tmp_path / "runs")]
+    assert main([*again, "--set", "trainer.max_steps=12"], "antiphon sweep") == 0
+    log = (cut / "logs" / f"{run.name}.txt").read_text()
+    assert "at step 5, 7 steps left" in log
+    assert "not exact" not in log
+    (row,) = csv.DictReader((cut / "sweep.csv").read_text().splitlines())
+    (wanted,) = csv.DictReader(as_csv([result_of(whole, run)]).decode().splitlines())
+    assert wanted["val_loss"]
+    assert row | {"seconds": ""} == wanted | {"seconds": ""}
 
 
 @pytest.mark.integration

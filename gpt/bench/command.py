@@ -114,8 +114,7 @@ is not installed, or refuses, is left out with the reason.""",
         (
             "decode",
             "decode --batch 1,8,32 --peers transformers,llama.cpp",
-            "decode --peers llama.cpp,ctranslate2 --peer-python llama.cpp=/opt/llama/bin/python "
-            "--peer-python ctranslate2=/opt/ct2/bin/python",
+            "decode --peers llama.cpp,vllm --peer-python llama.cpp=/opt/llama/bin/python",
             "decode --model smollm2 --batch 1 --dtypes bfloat16",
             "decode --dtypes float32 --peers none --json decode.json --plot decode.png",
         ),

@@ -122,7 +122,7 @@ is not installed, or refuses, is left out with the reason.""",
     "prefill": Benchmark(
         "gpt.bench.prefill",
         "the same for reading prompts",
-        "Like decode, with longer prompts and texts of a few tokens: how fast prompts are read.",
+        "Like decode, with longer prompts and texts of one token: how fast prompts are read.",
         ("prefill", "prefill --prompt 256 --batch 1,8 --json prefill.json"),
     ),
     "serve": Benchmark(

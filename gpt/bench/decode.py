@@ -106,7 +106,8 @@ class Result:
     """One subject at one number of texts.
 
     Attributes:
-        decode, prefill: tokens a second, one number a round.
+        decode, prefill: tokens a second, one number a round; no decode where the texts never all
+            ran together after their first tokens.
         share: of the memory's speed beside it that reading the weights once a step takes, by round.
         same: texts that are those of the first subject of this precision.
         off: how far the logit of a token made lies below the best one at most, by our own float32
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace, by: str = "decode") -> int:
         by: which of the two numbers the plot shows.
     """
     at_least(args, 1, "prompt", "rounds", "threads")
-    at_least(args, 2, "tokens")
+    at_least(args, 2 if by == "decode" else 1, "tokens")
     names = [] if args.peers == "none" else args.peers.split(",")
     peers = interpreters(list(dict.fromkeys(names)), args.peer_python)
     config = None
@@ -154,7 +155,8 @@ def run(args: argparse.Namespace, by: str = "decode") -> int:
         left_out = _write(loaded, folder, peers, args.dtypes)
         try:
             for dtype in args.dtypes:
-                results += _measure(args, loaded.model, folder, dtype, peers, left_out)
+                for row in _measure(args, loaded.model, folder, dtype, peers, left_out):
+                    results.append(row)
         except KeyboardInterrupt:
             interrupted = True
             print("stopped here")
@@ -225,7 +227,7 @@ def _measure(
     dtype: str,
     peers: dict[str, str],
     left_out: dict[str, str],
-) -> list[Result]:
+) -> Iterator[Result]:
     import torch
 
     threads = torch.get_num_threads()
@@ -233,7 +235,6 @@ def _measure(
     # Each step reads all but the vectors that are looked up.
     item = 4 if dtype == "float32" else 2
     weight_bytes = item * _read_once(model.config)
-    results = []
     with contextlib.ExitStack() as stack:
         subjects = []
         for name in [OWN, *(peer for peer in peers if peer not in left_out)]:
@@ -257,20 +258,20 @@ def _measure(
                         said = subject.ask(prompts=prompts, tokens=args.tokens)
                     except SubjectError as error:
                         left_out[f"{subject.name} {dtype}, {batch} texts"] = str(error)
-                        row.decode.clear()
+                        row.prefill.clear()
                         continue
                     times = said["times"]
                     texts[subject.name] = said["texts"]
                     if round_:
+                        row.prefill.append(sum(map(len, prompts)) / (times[1] - times[0]))
+                    if round_ and len(times) > 2:
                         step = (times[-1] - times[1]) / (len(times) - 2)
                         row.decode.append(batch / step)
-                        row.prefill.append(sum(map(len, prompts)) / (times[1] - times[0]))
                         row.share.append(weight_bytes / step / speed)
-            rows = [row for row in rows if row.decode]
             for row in rows:
-                _compare(row, model, prompts, texts)
-            results += rows
-    return results
+                if row.prefill:
+                    _compare(row, model, prompts, texts)
+                    yield row
 
 
 def _compare(
@@ -326,31 +327,39 @@ def _read_speed(probe: Any) -> float:
 
 def show(results: list[Result]) -> Iterator[str]:
     """A table; `x` is against the peer's median in the same rounds."""
-    head = ["", "texts", "decode tok/s", "(min, max)", "limit", "x", "prefill tok/s", "x", "same",
-            "off"]  # fmt: skip
+    head = [
+        "", "texts", "decode tok/s", "(min, max)", "limit", "x", "prefill tok/s", "(min, max)", "x",
+        "same", "off",
+    ]  # fmt: skip
     rows = []
     for row in results:
         own = next(
             (r for r in results if (r.subject, r.dtype, r.batch) == (OWN, row.dtype, row.batch)),
             None,
         )
-        decode, prefill = statistics.median(row.decode), statistics.median(row.prefill)
 
-        def ratio(of: str, value: float, own: Result | None = own, row: Result = row) -> str:
+        def middle(of: str, row: Result = row) -> float | None:
+            found: list[float] = getattr(row, of)
+            return statistics.median(found) if found else None
+
+        def ratio(of: str, own: Result | None = own, row: Result = row) -> str:
             if own is None or own is row:
                 return ""
-            return f"{statistics.median(getattr(own, of)) / value:.2f}"
+            ours, theirs = middle(of, own), middle(of, row)
+            return "" if ours is None or theirs is None else f"{ours / theirs:.2f}"
 
+        decode, share = middle("decode"), middle("share")
         rows.append(
             [
                 f"{row.subject} {row.version} {row.dtype}",
                 str(row.batch),
-                f"{decode:.1f}",
-                f"({min(row.decode):.1f}, {max(row.decode):.1f})",
-                f"{statistics.median(row.share):.0%}",
-                ratio("decode", decode),
-                f"{prefill:.0f}",
-                ratio("prefill", prefill),
+                "" if decode is None else f"{decode:.1f}",
+                "" if decode is None else f"({min(row.decode):.1f}, {max(row.decode):.1f})",
+                "" if share is None else f"{share:.0%}",
+                ratio("decode"),
+                f"{statistics.median(row.prefill):.0f}",
+                f"({min(row.prefill):.0f}, {max(row.prefill):.0f})",
+                ratio("prefill"),
                 f"{row.same}/{row.batch}",
                 f"{row.off:.3f}",
             ]
@@ -363,6 +372,7 @@ def show(results: list[Result]) -> Iterator[str]:
 def _plot(path: str, results: list[Result], by: str) -> None:
     from matplotlib.figure import Figure
 
+    results = [row for row in results if getattr(row, by)]
     names = list(dict.fromkeys(f"{row.subject} {row.dtype}" for row in results))
     batches = sorted({row.batch for row in results})
     figure = Figure(figsize=(7, 4))

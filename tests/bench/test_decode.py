@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt.bench.command import main
-from gpt.bench.decode import MOST_OFF, shortfall
+from gpt.bench.decode import MOST_OFF, Result, shortfall, show
 from gpt.bench.peers.protocol import while_all_run
 from gpt.bench.subjects import PEERS, variable
 from gpt.checkpoint import save_model
@@ -141,6 +141,22 @@ def test_a_text_is_held_to_the_likeliest_tokens(gpt2: GPT) -> None:
 def test_times_count_while_all_texts_run() -> None:
     moments = [[1.0, 3.0, 4.0, 5.0], [2.0, 3.0, 4.0, 5.0, 6.0], [3.0, 4.0, 5.0, 7.0]]
     assert while_all_run(0.5, moments) == [0.5, 3.0, 4.0, 5.0]
+    # All were read, but the first was over by then: no step in which all ran.
+    assert while_all_run(0.5, [[1.0, 1.5], [2.0, 2.5]]) == [0.5, 2.0]
+
+
+def test_prompts_have_a_speed_where_texts_never_ran_together() -> None:
+    both = {"dtype": "float32", "batch": 2, "version": "1", "same": 2}
+    rows = [
+        Result("antiphon", **both, prefill=[300.0, 500.0, 400.0]),
+        Result("vllm", **both, prefill=[200.0], decode=[10.0], share=[0.5]),
+    ]  # fmt: skip
+    head, ours, theirs, *_ = show(rows)
+    assert "prefill tok/s" in head
+    assert " ".join(ours.split()) == "antiphon 1 float32 2 400 (300, 500) 2/2 0.000"
+    assert " ".join(theirs.split()) == (
+        "vllm 1 float32 2 10.0 (10.0, 10.0) 50% 200 (200, 200) 2.00 2/2 0.000"
+    )
 
 
 @pytest.mark.parametrize(

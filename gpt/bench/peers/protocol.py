@@ -28,7 +28,7 @@ def while_all_run(began: float, moments: list[list[float]]) -> list[float]:
     until the first text is over."""
     last = max(moments, key=lambda each: each[0])
     over = min(each[-1] for each in moments)
-    return [began, *[moment for moment in last if moment <= over]]
+    return [began, last[0], *[moment for moment in last[1:] if moment <= over]]
 
 
 def serve(open_model: Open) -> None:

@@ -51,6 +51,11 @@ FIXED_QUERIES = 8
 """In a group that is fixed queries come in multiples of these: see `gpt.deterministic`."""
 
 
+IN_PLACE_QUERIES = 16
+"""A chunk of a prompt up to this long reads its keys where they lie, as single tokens do. For more
+queries torch's tiles repay the copy that they need."""
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with shared key and value heads."""
 
@@ -186,9 +191,10 @@ def attend(
 
 
 def _in_place(q: Tensor, group: Group, cache: LayerCache, dropout: float) -> bool:
-    """Whether the group's keys are read where they lie: single tokens on a processor, if kernels
+    """Whether the group's keys are read where they lie: few tokens on a processor, if kernels
     for it could be compiled (`gpt.native`)."""
-    if group.t != 1 or group.fixed or group.blocks is not None or dropout:
+    few = group.t == 1 or (group.t <= IN_PLACE_QUERIES and not group.causal)
+    if not few or group.fixed or group.blocks is not None or dropout:
         return False
     return native.serves(cache.keys) and q.dtype == cache.keys.dtype and native.in_rows(q)
 
@@ -202,11 +208,11 @@ def _read_in_place(
     term: ScoreTerm | None,
     softcap: float | None,
 ) -> None:
-    """Attention of single tokens, written into their rows of y."""
+    """Attention of few tokens, written into their rows of y."""
     kernels, bias = native.current(), group.bias
     assert kernels is not None, "asked before"
     if term is not None and bias is None:
-        queries = _rows(q, group).unsqueeze(2)  # (b, H, 1, D)
+        queries = _rows(q, group).unflatten(0, (group.b, group.t)).transpose(1, 2)  # (b, H, t, D)
         bias = group.hide(term(queries * scale, group.q_pos, group.k_pos))
     kernels.attend(
         q, cache.keys, cache.values, y, group, cache.page_size, scale, bias, softcap or 0.0

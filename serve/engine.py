@@ -40,6 +40,7 @@ from serve.faults import (
 from serve.held import Event, Held, emit
 from serve.memory import DEFAULT_SHARE, Pool, size_pool
 from serve.observing import NOBODY, Load, Observer, text_end
+from serve.pace import Pace
 from serve.reply import EngineStoppedError, Reply, Scored, ScoreReply, TextReply
 from serve.results import Finish, ModelInfo
 from serve.scheduler import Scheduler
@@ -68,6 +69,9 @@ class Engine:
         kv_share: that share, from 0 to 1.
         page_size: tokens a page holds.
         prefill_chunk: most prompt tokens of one sequence in one step.
+        prefill_stretch: how many times as long a step may take while prompts are read beside texts
+            that are being made (`serve.pace`); None: as long as a chunk takes. Where it is `fixed`
+            there must be none, as texts would depend on the machine's speed.
         prefix_cache: whether a text may start from what others with the same beginning computed.
         dtype, device: of the cache; the model's own.
         fixed: texts do not depend on company, down to the last bit; the model must have been made
@@ -98,6 +102,7 @@ class Engine:
         kv_share: float = DEFAULT_SHARE,
         page_size: int = PAGE_SIZE,
         prefill_chunk: int = PREFILL_CHUNK,
+        prefill_stretch: float | None = None,
         prefix_cache: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -135,6 +140,7 @@ class Engine:
             max_waiting=max_waiting,
             max_waiting_tokens=max_waiting_tokens,
             prefill_chunk=prefill_chunk,
+            pace=None if prefill_stretch is None else Pace(prefill_stretch, prefill_chunk),
         )
         self._held: dict[Sequence, Held] = {}
         self._cancelled: list[Sequence] = []
@@ -417,6 +423,7 @@ class Engine:
         else:
             self._publish(work, results)
             now = time.monotonic()
+            self._learn_pace(work, now - began)
             events = [
                 self._held[sequence].take(made, now)
                 for (sequence, _), made in zip(work, results, strict=True)
@@ -428,6 +435,11 @@ class Engine:
                 held.last_token = now
         self._close([event for event in events if event.end is not None])
         return events
+
+    def _learn_pace(self, work: list[tuple[Sequence, int]], seconds: float) -> None:
+        if (pace := self._scheduler.pace) is not None:
+            texts = sum(n == 1 for _, n in work)
+            pace.ran(texts, sum(n for _, n in work) - texts, seconds)
 
     def _run_model(self, work: list[tuple[Sequence, int]]) -> list[Made | None]:
         n_vocab = self.tokenizer.n_vocab

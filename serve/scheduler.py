@@ -5,8 +5,9 @@ token to each sequence that only has its newest token to run, so that those who 
 wait for somebody's long prompt; then prompt chunks (Agrawal et al., "Sarathi-Serve", arXiv
 2403.02310). It knows no prefill or decode phase, only `computed` catching up with `ids`.
 
-A prompt is always cut at multiples of `prefill_chunk`, whatever the company, as the local sampler
-cuts it: a chunk that does not fit into what is left of the budget waits for the next step.
+A prompt is cut at multiples of `prefill_chunk`, as the local sampler cuts it: a chunk that does not
+fit into what is left of the budget waits for the next step. With a pace (`serve.pace`) it is cut
+smaller where others stream, so that they hardly notice; without one, whatever the company.
 
 Everybody has a place in one order: that of arrival, in which a priority counts as having come so
 much earlier. Who waits rises against all who come later, so nobody starves, and as the places of
@@ -35,6 +36,7 @@ from gpt.errors import ServerError
 from gpt.pages import NO_HIT, CachePages, pages_for
 from gpt.pool import NULL_PAGE
 from gpt.sequence import Sequence
+from serve.pace import Pace
 
 AGEING_SECONDS = 1.0
 """A step of priority is worth as much as having waited so long."""
@@ -62,6 +64,8 @@ class Scheduler:
         prefill_chunk: most prompt tokens of one sequence in one step.
         token_budget: most tokens in one step. At least, and by default, `prefill_chunk +
             max_running`: then a whole chunk always fits beside the decodes.
+        pace: how much of prompts may be read beside texts that are being made; None: as much as the
+            budget holds.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Scheduler:
         prefill_chunk: int,
         max_waiting_tokens: int | None = None,
         token_budget: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
         least = prefill_chunk + max_running
         if max_running < 1 or max_waiting < 0 or prefill_chunk < 1:
@@ -88,6 +93,7 @@ class Scheduler:
         self.max_waiting_tokens = max_waiting_tokens
         self.prefill_chunk = prefill_chunk
         self.token_budget = least if token_budget is None else token_budget
+        self.pace = pace
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.preemptions = 0
@@ -170,15 +176,23 @@ class Scheduler:
             self.pages.release_behind(sequence)
         self._make_way()
         work: dict[Sequence, int] = {}
-        # Granting may preempt from the end of `running`: both loops then simply end earlier.
+        # Granting may preempt from the end of `running`: the loop then simply ends earlier.
         for sequence in self.running:
             if sequence.pending == 1:
                 self._grant(sequence, 1, work)
         self._admit()
         budget = self.token_budget - len(work)
-        for place, sequence in enumerate(self.running):
-            if sequence not in work:
-                budget -= self._read(sequence, self.running[:place], budget, work)
+        places = [i for i, sequence in enumerate(self.running) if sequence not in work]
+        if self.pace is None:
+            for place in places:
+                budget -= self._read(place, budget, work)
+        else:
+            budget = min(budget, self.pace.limit(len(work)))
+            # Where little is read at a time, a long prompt must not keep short ones waiting: each
+            # gets an even share, and what it does not need goes to those that are longer.
+            places.sort(key=lambda place: self.running[place].pending)
+            for i, place in enumerate(places):
+                budget -= self._read(place, -(-budget // (len(places) - i)), work)
         self._unstarted.difference_update(work)
         return list(work.items())
 
@@ -212,13 +226,15 @@ class Scheduler:
                     raise AssertionError(f"{kept} pages held, {bound} allowed")
         self.pages.check_integrity(held)
 
-    def _read(
-        self, sequence: Sequence, before: list[Sequence], budget: int, work: dict[Sequence, int]
-    ) -> int:
+    def _read(self, place: int, budget: int, work: dict[Sequence, int]) -> int:
         """Put the next chunk of a prompt into the step if it may be; returns its tokens.
 
-        A chunk ends at the next multiple of the chunk size, wherever it starts.
+        A chunk ends at the next multiple of the chunk size, wherever it starts, or where the pace
+        says.
         """
+        if place >= len(self.running):  # granting others may have pushed it out
+            return 0
+        sequence, before = self.running[place], self.running[:place]
         start, hit = sequence.computed, NO_HIT
         if not sequence.tables:
             hit = self.pages.find(sequence, sequence.reusable)
@@ -226,7 +242,9 @@ class Scheduler:
                 return 0
             start = hit.tokens
         n = min(len(sequence.ids) - start, self.prefill_chunk - start % self.prefill_chunk)
-        if n > budget:
+        if self.pace is not None:
+            n = min(n, budget)
+        if n > budget or n < 1:
             return 0
         self.pages.adopt(sequence, hit)
         if sequence in self._unstarted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -54,6 +55,8 @@ class Settings(ListenSettings, WatchSettings):
         threads: CPU threads of torch; None leaves its own choice.
         max_waiting_tokens: most tokens that waiting requests may have together.
         prefill_chunk: most prompt tokens of one request in one step.
+        prefill_stretch: how many times as long a step may take while prompts are read beside texts
+            that are being made; 0: as long as a chunk takes.
         drain_seconds: what running requests get after the first signal.
         retire_seconds: what they get on a model that has been replaced.
         deterministic: texts do not depend on what else the server does, down to the last bit.
@@ -67,6 +70,7 @@ class Settings(ListenSettings, WatchSettings):
     max_waiting: int
     max_waiting_tokens: int
     prefill_chunk: int
+    prefill_stretch: float
     kv_cache_gb: float | None
     prefix_cache: bool
     threads: int | None
@@ -166,6 +170,8 @@ def load(settings: Settings, source: ModelSource, replaces: Engine | None = None
         max_waiting=settings.max_waiting,
         max_waiting_tokens=settings.max_waiting_tokens,
         prefill_chunk=settings.prefill_chunk,
+        # How texts are cut would depend on how fast the machine is.
+        prefill_stretch=None if settings.deterministic else settings.prefill_stretch or None,
         kv_bytes=budget,
         kv_share=DEFAULT_SHARE / count,
         prefix_cache=settings.prefix_cache,
@@ -268,8 +274,16 @@ def build_parser(prog: str) -> CommandParser:
         type=number(int, 1, 2**20),
         default=512,
         metavar="N",
-        help="most prompt tokens of a request in one step. Those who stream wait for them: with "
-        "fewer they wait less, and prompts take longer (default: 512)",
+        help="most prompt tokens of a request in one step (default: 512)",
+    )
+    group.add_argument(
+        "--prefill-stretch",
+        type=_stretch,
+        default=1.7,
+        metavar="X",
+        help="how many times as long a step may take while it reads prompts beside texts that are "
+        "being made, which wait for it: more, and prompts take less time, texts come in jerks; 0: "
+        "whole chunks, as with --deterministic (default: 1.7)",
     )
     group.add_argument(
         "--kv-cache-gb",
@@ -295,6 +309,16 @@ def build_parser(prog: str) -> CommandParser:
         "slower, on the CPU only, and tried out at the start (default: off)",
     )
     return parser
+
+
+def _stretch(text: str) -> float:
+    value: float = number(float, 0, 1000)(text)
+    if 0 < value <= 1:
+        raise argparse.ArgumentTypeError(
+            f"{text} is too little: a step takes longer with prompts than without; give more than "
+            "1, or 0 for no limit"
+        )
+    return value
 
 
 def parse(argv: list[str], prog: str) -> Settings:

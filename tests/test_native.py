@@ -100,8 +100,8 @@ def model(dtype: torch.dtype, **options: Any) -> GPT:
 
 
 @torch.inference_mode()
-def decoded(gpt: GPT, lengths: list[int], *, fixed: bool = False) -> Tensor:
-    """Logits of the last token of texts of these lengths, side by side in pages that are not."""
+def decoded(gpt: GPT, lengths: list[int], *, fixed: bool = False, last: int = 1) -> Tensor:
+    """Logits of the last tokens of texts of these lengths, side by side in pages that are not."""
     page, order = 4, torch.randperm(600, generator=torch.Generator().manual_seed(1)).tolist()
     cache = KVCache(gpt.config, 601, page, dtype=gpt.dtype)
     groups = len(cache.spec.groups)
@@ -122,11 +122,11 @@ def decoded(gpt: GPT, lengths: list[int], *, fixed: bool = False) -> Tensor:
         )  # fmt: skip
         return gpt(torch.cat(ids), plan, cache)
 
-    at = [i for i, n in enumerate(lengths) if n > 1]
+    at = [i for i, n in enumerate(lengths) if n > last]
     if at:
-        run([Chunk(0, lengths[i] - 1, tables[i]) for i in at])
+        run([Chunk(0, lengths[i] - last, tables[i]) for i in at])
     at = list(range(len(lengths)))
-    return run([Chunk(n - 1, 1, tables[i]) for i, n in enumerate(lengths)])
+    return run([Chunk(n - last, last, tables[i]) for i, n in enumerate(lengths)])
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -151,7 +151,7 @@ def test_attention_over_pages_is_that_of_torch(
     whole = Kernels.attend
 
     def counted(self: Kernels, *args: Any) -> None:
-        calls.append(1)
+        calls.extend([1] if args[4].t == 1 else [])
         whole(self, *args)
 
     monkeypatch.setattr(Kernels, "attend", counted)
@@ -165,6 +165,32 @@ def test_attention_over_pages_is_that_of_torch(
         native.use(None)
         exact = decoded(gpt.double(), lengths)
         assert not calls
+        assert error(found, exact) <= limit
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", SHAPES, ids=str)
+def test_a_short_chunk_reads_its_keys_where_they_lie(
+    kernels: Kernels, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several queries of a text at once, in company and over the border of a page."""
+    met: list[tuple[int, int]] = []
+    whole = Kernels.attend
+
+    def noted(self: Kernels, *args: Any) -> None:
+        met.extend([(args[4].b, args[4].t)] if args[4].t == 5 else [])
+        whole(self, *args)
+
+    monkeypatch.setattr(Kernels, "attend", noted)
+    lengths = [30, 17, 64, 30]
+    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 0.03)):
+        gpt = model(dtype, **options)
+        native.use(kernels)
+        found = decoded(gpt, lengths, last=5)
+        assert met == [(2, 5), (1, 5), (1, 5)] * 2, "those that stand alike go together"
+        met.clear()
+        native.use(None)
+        exact = decoded(gpt.double(), lengths, last=5)
         assert error(found, exact) <= limit
 
 

@@ -1,5 +1,5 @@
 // What a decode step spends its time on, for processors: the product of a few rows with a matrix
-// that is read once, and one token's attention over pages of the cache, read where they lie.
+// that is read once, and a few tokens' attention over pages of the cache, read where they lie.
 //
 // Plain C functions over addresses: no header of torch or Python is needed, so it compiles in
 // seconds and serves any version of both. `gpt.native.build` compiles it, `gpt.native.kernels` calls
@@ -64,11 +64,11 @@ static int64_t share(int64_t rows, int64_t row_bytes, int threads) {
 struct Attend {
     const void *q, *keys, *values;
     void* out;
-    const int64_t* rows;   // (b,) or null: all in order
+    const int64_t* rows;   // (b, t) or null: all in order
     const int64_t* pages;  // (b, n_pages) or null: keys lie side by side from first_slot on
-    const uint8_t* sees;   // (b, s) or null
-    const float* bias;     // (b or 1, H or 1, s) or null
-    int64_t b, H, K, D, s, n_pages, page_size, skip, first_slot, slots, q_row, bias_b, bias_h;
+    const uint8_t* sees;   // (b, t, s) or null
+    const float* bias;     // (b or 1, H or 1, t, s) or null
+    int64_t b, t, H, K, D, s, n_pages, page_size, skip, first_slot, slots, q_row, bias_b, bias_h;
     float scale, softcap;  // 0: none
     int threads;
 };

@@ -253,26 +253,33 @@ template <class W> void unmix(const float* y, W* to, int64_t D) {
     for (; d < D; d++) put(to[d], y[d]);
 }
 
+// Queries of one sequence that share a key head go through its keys together: row r = i * G + g of
+// the products is query i of head k * G + g.
 template <class W> void attend(const Attend& a) {
     const W *q = (const W*)a.q, *keys = (const W*)a.keys, *values = (const W*)a.values;
-    const int64_t G = a.H / a.K, D = a.D, P = a.page_size;
+    const int64_t G = a.H / a.K, D = a.D, P = a.page_size, R = a.t * G;
 #pragma omp parallel for schedule(dynamic) num_threads(a.threads)
     for (int64_t item = 0; item < a.b * a.K; item++) {
         const int64_t b = item / a.K, k = item % a.K;
-        const int64_t row = a.rows ? a.rows[b] : b;
-        const uint8_t* sees = a.sees ? a.sees + b * a.s : nullptr;
+        const uint8_t* sees = a.sees ? a.sees + b * a.t * a.s : nullptr;
+        auto token = [&](int64_t i) { return a.rows ? a.rows[b * a.t + i] : b * a.t + i; };
         // What lies before the first key that is seen, or behind the last, costs nothing.
         int64_t first = 0, stop = a.s;
         if (sees) {
-            while (stop > 0 && !sees[stop - 1]) stop--;
-            while (first < stop && !sees[first]) first++;
+            auto seen = [&](int64_t at) {
+                for (int64_t i = 0; i < a.t; i++)
+                    if (sees[i * a.s + at]) return true;
+                return false;
+            };
+            while (stop > 0 && !seen(stop - 1)) stop--;
+            while (first < stop && !seen(first)) first++;
         }
-        float* wide = scratch(0, G * D);
-        float* scores = scratch(1, G * a.s);
+        float* wide = scratch(0, R * D);
+        float* scores = scratch(1, R * a.s);
         float* sums = scratch(2, D);
-        float* page_scores = scratch(3, G * P);
-        for (int64_t g = 0; g < G; g++)
-            pack<W>(q + row * a.q_row + (k * G + g) * D, g, G, D, wide);
+        float* page_scores = scratch(3, R * P);
+        for (int64_t r = 0; r < R; r++)
+            pack<W>(q + token(r / G) * a.q_row + (k * G + r % G) * D, r, R, D, wide);
         auto in_page = [&](int64_t at, int64_t& slot) {
             // Keys from `at` on that lie side by side, and where.
             int64_t place = at + a.skip, left = P - place % P;
@@ -283,30 +290,33 @@ template <class W> void attend(const Attend& a) {
         int64_t slot = 0;
         for (int64_t at = first, n; at < stop; at += n) {
             n = in_page(at, slot);
-            product<W>(wide, G, keys + (k * a.slots + slot) * D, D, n, D, page_scores);
-            for (int64_t g = 0; g < G; g++) {
-                float* to = scores + g * a.s + at;
-                const float* from = page_scores + g * n;
+            product<W>(wide, R, keys + (k * a.slots + slot) * D, D, n, D, page_scores);
+            for (int64_t r = 0; r < R; r++) {
+                float* to = scores + r * a.s + at;
+                const float* from = page_scores + r * n;
                 for (int64_t i = 0; i < n; i++) to[i] = from[i] * a.scale;
                 if (a.softcap > 0)
                     for (int64_t i = 0; i < n; i++) to[i] = a.softcap * std::tanh(to[i] / a.softcap);
                 if (a.bias) {
-                    const float* term = a.bias + b * a.bias_b + (k * G + g) * a.bias_h + at;
+                    const float* term =
+                        a.bias + b * a.bias_b + (k * G + r % G) * a.bias_h + r / G * a.s + at;
                     for (int64_t i = 0; i < n; i++) to[i] += term[i];
                 }
-                if (sees)
-                    for (int64_t i = 0; i < n; i++) to[i] = sees[at + i] ? to[i] : -INFINITY;
+                if (sees) {
+                    const uint8_t* own = sees + r / G * a.s + at;
+                    for (int64_t i = 0; i < n; i++) to[i] = own[i] ? to[i] : -INFINITY;
+                }
             }
         }
-        for (int64_t g = 0; g < G; g++) {
-            float* weights = scores + g * a.s;
+        for (int64_t r = 0; r < R; r++) {
+            float* weights = scores + r * a.s;
             softmax(weights + first, stop - first);
             for (int64_t d = 0; d < D; d++) sums[d] = 0;
             for (int64_t at = first, n; at < stop; at += n) {
                 n = in_page(at, slot);
                 mix<W>(weights + at, values + (k * a.slots + slot) * D, D, n, sums);
             }
-            unmix<W>(sums, (W*)a.out + row * a.H * D + (k * G + g) * D, D);
+            unmix<W>(sums, (W*)a.out + token(r / G) * a.H * D + (k * G + r % G) * D, D);
         }
     }
 }

@@ -35,8 +35,8 @@ class _Attend(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "keys", "values", "out")),
         *((name, ctypes.c_void_p) for name in ("rows", "pages", "sees", "bias")),
-        *((name, ctypes.c_int64) for name in ("b", "H", "K", "D", "s", "n_pages", "page_size")),
-        *((name, ctypes.c_int64) for name in ("skip", "first_slot", "slots", "q_row")),
+        *((name, ctypes.c_int64) for name in ("b", "t", "H", "K", "D", "s", "n_pages")),
+        *((name, ctypes.c_int64) for name in ("page_size", "skip", "first_slot", "slots", "q_row")),
         *((name, ctypes.c_int64) for name in ("bias_b", "bias_h")),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
@@ -122,13 +122,13 @@ class Kernels:
         bias: Tensor | None = None,
         softcap: float = 0.0,
     ) -> None:
-        """One query for each sequence of a group, over pages read where they lie.
+        """The queries of a group, over pages read where they lie.
 
         Args:
             q: (N, H, D), of all tokens; heads side by side.
             keys, values: (K, slots, D) of the cache, of q's dtype.
             out: (N, H, D), contiguous; the group's rows are written.
-            bias: (b or 1, H or 1, 1, s) is added to the scores, -inf where a query may not look;
+            bias: (b or 1, H or 1, t, s) is added to the scores, -inf where a query may not look;
                 None: the group's mask alone says.
             softcap: scores are kept within it by a tanh before the bias is added; 0: they are not.
         """
@@ -149,6 +149,7 @@ class Kernels:
             None if sees is None else sees.data_ptr(),
             None if bias is None else bias.data_ptr(),
             group.b,
+            group.t,
             H,
             keys.shape[0],
             D,
@@ -230,7 +231,7 @@ def use(kernels: Kernels | None) -> None:
 
 
 def serves(pool: Tensor) -> bool:
-    """Whether single queries over a cache of this kind are computed by the kernels."""
+    """Whether few queries over a cache of this kind are computed by the kernels."""
     return _current is not None and pool.device.type == "cpu" and pool.dtype in DTYPES
 
 

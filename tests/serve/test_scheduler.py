@@ -12,6 +12,7 @@ from gpt.params import SamplingParams
 from gpt.patterns import Memory
 from gpt.pool import NULL_PAGE
 from gpt.sequence import Sequence
+from serve.pace import Pace
 from serve.scheduler import PoolTooSmallError, QueueFullError, Scheduler
 
 EOT = 0
@@ -379,6 +380,27 @@ Interleavings.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, derandomize=True
 )
 TestInterleavings = Interleavings.TestCase
+
+
+class PacedInterleavings(Interleavings):
+    """The same where prompts are read as fast as steps of any length allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.it.pace = Pace(1.5, 3)
+
+    @rule(seconds=st.floats(0.1, 10))
+    def step(self, seconds: float) -> None:
+        assert self.it.pace is not None
+        streaming = [seq for seq in self.it.running if seq.pending == 1]
+        work = run(self.it)
+        assert all(seq in work or seq in self.it.waiting for seq in streaming)
+        texts = sum(n == 1 for n in work.values())
+        self.it.pace.ran(texts, sum(work.values()) - texts, seconds)
+
+
+PacedInterleavings.TestCase.settings = Interleavings.TestCase.settings
+TestPacedInterleavings = PacedInterleavings.TestCase
 
 
 class WindowedInterleavings(Interleavings):

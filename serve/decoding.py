@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from gpt.bench.peers.protocol import Make, serve
+from gpt.bench.peers.protocol import Make, serve, while_all_run
 from gpt.native.precision import open_model as open_for_decoding
 from gpt.params import SamplingParams
 from gpt.starter import Starter
@@ -45,8 +45,6 @@ def open_model(folder: str, dtype: str, threads: int) -> tuple[str, Make]:
 async def _make(
     engine: Engine, starter: Starter, prompts: list[list[int]], tokens: int
 ) -> tuple[list[list[int]], list[float]]:
-    """Times: the beginning, when every text had its first token, and each later token's of the text
-    that was last to begin, until the first text is over: as long as all run."""
     params = SamplingParams(temperature=0, seed=0, max_tokens=tokens, ignore_end_of_text=True)
     texts: list[list[int]] = [[] for _ in prompts]
     moments: list[list[float]] = [[] for _ in prompts]
@@ -60,9 +58,7 @@ async def _make(
                 moments[i] += [time.perf_counter()] * len(event.token_ids)
 
     await asyncio.gather(*map(read, range(len(prompts))))
-    last = max(moments, key=lambda each: each[0])
-    over = min(each[-1] for each in moments)
-    return texts, [began, *[moment for moment in last if moment <= over]]
+    return texts, while_all_run(began, moments)
 
 
 if __name__ == "__main__":

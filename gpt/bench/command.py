@@ -97,27 +97,32 @@ what there is. The same seed and threads give the same numbers.""",
         "tokens per second of the engine, beside other programs on the same weights",
         """\
 Make texts with the server's engine (scheduler, cache and all) and with other programs, on the same
-random weights and prompts of different lengths, greedily.
+weights, random ones or those of --model, and prompts of different lengths, greedily.
 
 Each is a process of its own that opens the model once; rounds go around all of them, and before
 each the memory's speed is measured, so a slow spell of the machine hits all. Tokens per second are
 counted while all texts run; medians stand with the least and the most. "limit" is the share of the
-memory's speed that reading the weights once a step takes; "x" is ours over theirs; "same" counts
-the texts that are those of the first row. (Random weights give many tokens nearly the same chance,
-so that rounding decides; in bfloat16 texts part early.)
+memory's speed that reading the weights once a step takes; "x" is ours over theirs.
 
-A peer that is not installed is left out and named. One with an environment of its own is given as
---peer-python llama.cpp=…/bin/python.""",
+Nobody is fast by being wrong: "same" counts the texts that are those of the first row, and "off" is
+how far below the best logit, by our own float32 model, the tokens of some texts lie (those that
+differ first). Random weights give many tokens nearly the same chance, so rounding parts texts early
+in bfloat16; what lies further off than rounding can explain is named, and the status is 1.
+
+A peer runs in the environment that has it, this one or another: --peer-python says which. One that
+is not installed, or refuses, is left out with the reason.""",
         (
             "decode",
             "decode --batch 1,8,32 --peers transformers,llama.cpp",
+            "decode --peers llama.cpp,vllm --peer-python llama.cpp=/opt/llama/bin/python",
+            "decode --model smollm2 --batch 1 --dtypes bfloat16",
             "decode --dtypes float32 --peers none --json decode.json --plot decode.png",
         ),
     ),
     "prefill": Benchmark(
         "gpt.bench.prefill",
         "the same for reading prompts",
-        "Like decode, with longer prompts and texts of a few tokens: how fast prompts are read.",
+        "Like decode, with longer prompts and texts of one token: how fast prompts are read.",
         ("prefill", "prefill --prompt 256 --batch 1,8 --json prefill.json"),
     ),
     "serve": Benchmark(
@@ -159,7 +164,9 @@ forward, backward, clipping and AdamW; loading data and logging are not in it (b
 
 "limit" is the share of the machine's measured matrix-product speed in that precision that the
 model's FLOPs come to; "x nanogpt" is how many times faster the median is than nanoGPT's in the
-same precision, not compiled.""",
+same precision, not compiled. A last table says how many times faster each switch makes the step
+than it is without: fused AdamW; the loss in shares of the tokens, which large vocabularies get by
+default; compiling, with --compile; bf16 over float32.""",
         (
             "train --shape cpu",
             "train --nanogpt nanoGPT/model.py --compile",

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
+import itertools
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gpt.bench.output import (
     COLORS,
@@ -32,19 +30,38 @@ from gpt.bench.output import (
     write_plot,
     write_results,
 )
+from gpt.bench.subjects import (
+    OWN,
+    PEERS,
+    Subject,
+    SubjectError,
+    interpreters,
+    variable,
+    write_weights,
+)
 from gpt.config import PRESETS, GPTConfig
 from gpt.errors import ConfigError
 
-PEERS = {"transformers": "hf_transformers.py", "llama.cpp": "llama_cpp_python.py"}
-OWN = "antiphon"
+if TYPE_CHECKING:
+    from gpt.checkpoint import LoadedModel
+    from gpt.model import GPT
+
 PROBE_BYTES = 256 * 2**20
+CHECKED = 4
+"""Texts of each subject that are gone over with our own float32 model."""
+
+MOST_OFF = {"float32": 0.02, "bfloat16": 0.3}
+"""How far below the best a token's logit may lie, in standard deviations of the logits, to be
+rounding."""
 
 
 def configure(parser: argparse.ArgumentParser, *, prompt: int = 128, tokens: int = 33) -> None:
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--preset", default="gpt2-124m", choices=PRESETS,
         help="shape of the model, with random weights (default: %(default)s)",
     )  # fmt: skip
+    which.add_argument("--model", metavar="FOLDER", help="or a model of your own")
     parser.add_argument(
         "--batch", type=whole_numbers, default=[1, 32], metavar="N,N",
         help="texts made together (default: 1,32)",
@@ -64,13 +81,14 @@ def configure(parser: argparse.ArgumentParser, *, prompt: int = 128, tokens: int
     )  # fmt: skip
     parser.add_argument(
         "--peers", default="transformers", metavar="NAME,NAME",
-        help=f"programs to compare with, of {', '.join(PEERS)}; what is not there is left out and "
-        "named; none for none (default: transformers)",
+        help=f"programs to compare with, of {', '.join(PEERS)}; one that is not there, or cannot "
+        "run this, is left out and named; none for none (default: transformers)",
     )  # fmt: skip
     parser.add_argument(
         "--peer-python", action="append", default=[], metavar="NAME=PYTHON",
-        help="the interpreter that has a peer, if it is not this one; also from the environment, "
-        "as ANTIPHON_PEER_LLAMA_CPP",
+        help="the interpreter of the virtual environment that has a peer, if it is not in this "
+        "one: --peer-python llama.cpp=/opt/llama/bin/python; once for each; or from the "
+        "environment, as " + ", ".join(map(variable, PEERS)),
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
@@ -88,9 +106,12 @@ class Result:
     """One subject at one number of texts.
 
     Attributes:
-        decode, prefill: tokens a second, one number a round.
+        decode, prefill: tokens a second, one number a round; no decode where the texts never all
+            ran together after their first tokens.
         share: of the memory's speed beside it that reading the weights once a step takes, by round.
         same: texts that are those of the first subject of this precision.
+        off: how far the logit of a token made lies below the best one at most, by our own float32
+            model, in standard deviations of the logits.
     """
 
     subject: str
@@ -101,53 +122,7 @@ class Result:
     prefill: list[float] = field(default_factory=list)
     share: list[float] = field(default_factory=list)
     same: int = 0
-
-
-class SubjectError(Exception):
-    """Why a subject has no numbers."""
-
-
-class Subject:
-    """A process that opens a model and makes texts on demand. Raises SubjectError."""
-
-    def __init__(self, name: str, command: list[str], folder: Path, dtype: str, threads: int):
-        self.name, self.dtype = name, dtype
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "0"}
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, env=environment,
-            )  # fmt: skip
-        except OSError as error:
-            raise SubjectError(f"{command[0]} does not run: {error.strerror or error}") from None
-        try:
-            said = self.ask(model=str(folder), dtype=dtype, threads=threads)
-        except SubjectError:
-            self.close()
-            raise
-        self.version: str = said["version"]
-
-    def ask(self, **said: Any) -> dict[str, Any]:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = ""
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(said) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        if not line:
-            assert process.stderr is not None
-            lines = process.stderr.read().strip().splitlines() or ["no message"]
-            raise SubjectError(f"it ended: {lines[-1][:200]}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise SubjectError(answer["error"])
-        return answer
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+    off: float = 0.0
 
 
 def run(args: argparse.Namespace, by: str = "decode") -> int:
@@ -157,157 +132,177 @@ def run(args: argparse.Namespace, by: str = "decode") -> int:
         by: which of the two numbers the plot shows.
     """
     at_least(args, 1, "prompt", "rounds", "threads")
-    at_least(args, 2, "tokens")
-    peers = _peers(args)
+    at_least(args, 2 if by == "decode" else 1, "tokens")
+    names = [] if args.peers == "none" else args.peers.split(",")
+    peers = interpreters(list(dict.fromkeys(names)), args.peer_python)
+    config = None
+    if args.model is None:
+        config = GPTConfig.preset(args.preset)
+        config = config.replace(vocab_size=max(config.vocab_size, 257))
+        _check_lengths(args, config)
     import torch
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    config = GPTConfig.preset(args.preset)
-    config = config.replace(vocab_size=max(config.vocab_size, 257))
-    longest = args.prompt + args.prompt // 2 + args.tokens
-    if longest > config.block_size:
-        raise ConfigError(
-            f"prompts of up to {longest - args.tokens} tokens and {args.tokens} more do not fit "
-            f"into the context of {config.block_size}; lower --prompt or --tokens"
-        )
+    loaded = _open(args, config)
+    _check_lengths(args, loaded.model.config)
     facts = machine_facts()
-    print(machine_line(facts))
+    print(machine_line(facts), flush=True)
     results: list[Result] = []
     interrupted = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        left_out = _write_weights(config, folder, args, peers)
+        left_out = _write(loaded, folder, peers, args.dtypes)
         try:
             for dtype in args.dtypes:
-                results += _measure(args, config, folder, dtype, peers, left_out)
+                for row in _measure(args, loaded.model, folder, dtype, peers, left_out):
+                    results.append(row)
         except KeyboardInterrupt:
             interrupted = True
             print("stopped here")
-    for subject, reason in left_out.items():
-        print(f"left out: {subject}: {reason}")
+    for reason in dict.fromkeys(left_out.values()):
+        who = "; ".join(each for each in left_out if left_out[each] == reason)
+        print(f"left out: {who}: {reason}")
     for line in show(results):
         print(line)
     if args.json:
         found = [vars(result) for result in results]
-        write_results(args.json, by, args, facts, found, interrupted=interrupted)
+        write_results(args.json, by, args, facts, found, interrupted=interrupted, left_out=left_out)
     if args.plot:
         _plot(args.plot, results, by)
-    return 130 if interrupted else 0
+    wrong = [row for row in results if row.off > MOST_OFF[row.dtype]]
+    for row in wrong:
+        print(
+            f"{row.subject} in {row.dtype} with {row.batch} texts makes tokens that lie "
+            f"{row.off:.2f} below the likeliest: it does not compute this model, or not greedily",
+            file=sys.stderr,
+        )
+    return 130 if interrupted else int(bool(wrong))
 
 
-def _peers(args: argparse.Namespace) -> dict[str, str]:
-    """The interpreter of each peer that is asked for. Raises ConfigError."""
-    names = [] if args.peers == "none" else args.peers.split(",")
-    given = dict(each.split("=", 1) for each in args.peer_python if "=" in each)
-    for name in [*names, *given]:
-        if name not in PEERS:
-            raise ConfigError(f"unknown peer {name!r}; there are {', '.join(PEERS)}, and none")
-    if len(given) != len(args.peer_python):
-        raise ConfigError("--peer-python must be NAME=PYTHON, once for each name")
-    variable = {n: "ANTIPHON_PEER_" + n.upper().replace(".", "_") for n in names}
-    return {n: given.get(n) or os.environ.get(variable[n]) or sys.executable for n in names}
+def _check_lengths(args: argparse.Namespace, config: GPTConfig) -> None:
+    longest = args.prompt + (args.prompt // 2 if max(args.batch) > 1 else 0)
+    if longest + args.tokens > config.block_size:
+        raise ConfigError(
+            f"prompts of up to {longest} tokens and {args.tokens} more do not fit "
+            f"into the context of {config.block_size}; lower --prompt or --tokens"
+        )
 
 
-def _write_weights(
-    config: GPTConfig, folder: Path, args: argparse.Namespace, peers: dict[str, str]
-) -> dict[str, str]:
-    """The same random weights for all, through our own exporters; returns who has none, and why."""
+def _open(args: argparse.Namespace, config: GPTConfig | None) -> LoadedModel:
+    """The model in float32; one of random weights if there is a config. Its words do not matter, as
+    prompts and texts are numbers."""
     import torch
 
-    from gpt.checkpoint import LoadedModel, save_model
-    from gpt.errors import UserError
+    from gpt.checkpoint import LoadedModel, load_model
     from gpt.model import GPT
     from gpt.tokenizer import Tokenizer
-    from gpt.weights.gguf_export import export_gguf
-    from gpt.weights.hf_export import export_folder
 
+    if config is None:
+        given = load_model(args.model)
+        return LoadedModel(given.model, Tokenizer.bytes(), given.name, given.path, {})
     torch.manual_seed(args.seed)
-    model = GPT(config).eval()
-    # A word for every number that the model can make, as the peers choose among all of them. Those
+    return LoadedModel(GPT(config).eval(), Tokenizer.bytes(), args.preset, Path(), {})
+
+
+def _write(
+    loaded: LoadedModel, folder: Path, peers: dict[str, str], dtypes: list[str]
+) -> dict[str, str]:
+    """The weights for all; returns who cannot have them, and why."""
+    from gpt.checkpoint import save_model
+    from gpt.tokenizer import Tokenizer
+
+    # A word for every number that the model can make, as the peers choose among all of them; those
     # need no words at all.
-    letters = map(chr, range(ord(" "), ord(" ") + config.vocab_size - 1))
-    save_model(folder / OWN, model, Tokenizer.chars(letters))
-    loaded = LoadedModel(model, Tokenizer.bytes(), args.preset, folder, {})
-    left_out = {}
-    for peer in peers:
-        try:
-            if peer == "transformers":
-                export_folder(loaded, folder / peer)
-            else:
-                (folder / peer).mkdir()
-                for dtype in args.dtypes:
-                    kind: Literal["F32", "BF16"] = "F32" if dtype == "float32" else "BF16"
-                    export_gguf(loaded, folder / peer / f"model-{kind}.gguf", kind=kind)
-        except UserError as error:
-            left_out[peer] = str(error)
-    return left_out
+    usable = (code for code in range(ord(" "), 0x110000) if not 0xD800 <= code < 0xE000)
+    letters = map(chr, itertools.islice(usable, loaded.model.config.vocab_size - 1))
+    save_model(folder / OWN, loaded.model, Tokenizer.chars(letters))
+    return write_weights(loaded, folder, peers, dtypes)
 
 
 def _measure(
     args: argparse.Namespace,
-    config: GPTConfig,
+    model: GPT,
     folder: Path,
     dtype: str,
     peers: dict[str, str],
     left_out: dict[str, str],
-) -> list[Result]:
+) -> Iterator[Result]:
     import torch
 
     threads = torch.get_num_threads()
     probe = torch.zeros(PROBE_BYTES // 4)
     # Each step reads all but the vectors that are looked up.
     item = 4 if dtype == "float32" else 2
-    weight_bytes = item * _read_once(config)
-    results = []
+    weight_bytes = item * _read_once(model.config)
     with contextlib.ExitStack() as stack:
         subjects = []
         for name in [OWN, *(peer for peer in peers if peer not in left_out)]:
             try:
-                subject = Subject(name, _command(name, peers), folder / name, dtype, threads)
+                subject = Subject(name, peers, folder, dtype, threads)
             except SubjectError as error:
                 left_out[f"{name} {dtype}"] = str(error)
                 continue
             stack.callback(subject.close)
             subjects.append(subject)
         for batch in args.batch:
-            prompts = _prompts(args, batch)
-            first: list[list[int]] | None = None
+            prompts = _prompts(args, batch, min(256, model.config.vocab_size))
+            texts: dict[str, list[list[int]]] = {}
             rows = [Result(s.name, dtype, batch, s.version) for s in subjects]
             for round_ in range(args.rounds + 1):  # the first warms up
                 for subject, row in zip(subjects, rows, strict=True):
+                    if f"{row.subject} {dtype}, {batch} texts" in left_out:
+                        continue
                     speed = _read_speed(probe)
                     try:
                         said = subject.ask(prompts=prompts, tokens=args.tokens)
                     except SubjectError as error:
                         left_out[f"{subject.name} {dtype}, {batch} texts"] = str(error)
-                        row.decode.clear()
-                        break
+                        row.prefill.clear()
+                        continue
                     times = said["times"]
-                    first = first or said["texts"]
-                    row.same = sum(a == b for a, b in zip(first, said["texts"], strict=True))
+                    texts[subject.name] = said["texts"]
                     if round_:
+                        row.prefill.append(sum(map(len, prompts)) / (times[1] - times[0]))
+                    if round_ and len(times) > 2:
                         step = (times[-1] - times[1]) / (len(times) - 2)
                         row.decode.append(batch / step)
-                        row.prefill.append(sum(map(len, prompts)) / (times[1] - times[0]))
                         row.share.append(weight_bytes / step / speed)
-            results += [row for row in rows if row.decode]
-    return results
+            for row in rows:
+                if row.prefill:
+                    _compare(row, model, prompts, texts)
+                    yield row
 
 
-def _command(name: str, peers: dict[str, str]) -> list[str]:
-    if name == OWN:
-        return [sys.executable, "-m", "serve.decoding"]
-    return [peers[name], str(Path(__file__).parent / "peers" / PEERS[name])]
+def _compare(
+    row: Result, model: GPT, prompts: list[list[int]], texts: dict[str, list[list[int]]]
+) -> None:
+    """Note how many texts are those of the first subject, and whether the others are as good."""
+    first, own = next(iter(texts.values())), texts[row.subject]
+    unlike = [a != b for a, b in zip(first, own, strict=True)]
+    row.same = unlike.count(False)
+    checked = sorted(range(len(own)), key=lambda i: not unlike[i])[:CHECKED]
+    row.off = max(shortfall(model, prompts[i], own[i]) for i in checked)
 
 
-def _prompts(args: argparse.Namespace, batch: int) -> list[list[int]]:
+def shortfall(model: GPT, prompt: list[int], text: list[int]) -> float:
+    """How far the logit of one of the text's tokens lies below the best in its place at most, in
+    standard deviations of the logits: 0 for a greedy text."""
+    import torch
+
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + text[:-1]]))[0, len(prompt) - 1 :]
+        made = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
+        return float(((logits.amax(-1) - made) / logits.std(-1)).max())
+
+
+def _prompts(args: argparse.Namespace, batch: int, words: int) -> list[list[int]]:
     """Random ones, of lengths from half to one and a half times `--prompt`."""
     draw = random.Random(args.seed)
     half, n = args.prompt // 2, max(1, batch - 1)
     lengths = [args.prompt - half + 2 * half * i // n for i in range(batch)]
     lengths = [args.prompt] if batch == 1 else lengths
-    return [[draw.randrange(256) for _ in range(length)] for length in lengths]
+    return [[draw.randrange(words) for _ in range(length)] for length in lengths]
 
 
 def _read_once(config: GPTConfig) -> int:
@@ -332,40 +327,52 @@ def _read_speed(probe: Any) -> float:
 
 def show(results: list[Result]) -> Iterator[str]:
     """A table; `x` is against the peer's median in the same rounds."""
-    head = ["", "texts", "decode tok/s", "(min, max)", "limit", "x", "prefill tok/s", "x", "same"]
+    head = [
+        "", "texts", "decode tok/s", "(min, max)", "limit", "x", "prefill tok/s", "(min, max)", "x",
+        "same", "off",
+    ]  # fmt: skip
     rows = []
     for row in results:
         own = next(
             (r for r in results if (r.subject, r.dtype, r.batch) == (OWN, row.dtype, row.batch)),
             None,
         )
-        decode, prefill = statistics.median(row.decode), statistics.median(row.prefill)
 
-        def ratio(of: str, value: float, own: Result | None = own, row: Result = row) -> str:
+        def middle(of: str, row: Result = row) -> float | None:
+            found: list[float] = getattr(row, of)
+            return statistics.median(found) if found else None
+
+        def ratio(of: str, own: Result | None = own, row: Result = row) -> str:
             if own is None or own is row:
                 return ""
-            return f"{statistics.median(getattr(own, of)) / value:.2f}"
+            ours, theirs = middle(of, own), middle(of, row)
+            return "" if ours is None or theirs is None else f"{ours / theirs:.2f}"
 
+        decode, share = middle("decode"), middle("share")
         rows.append(
             [
                 f"{row.subject} {row.version} {row.dtype}",
                 str(row.batch),
-                f"{decode:.1f}",
-                f"({min(row.decode):.1f}, {max(row.decode):.1f})",
-                f"{statistics.median(row.share):.0%}",
-                ratio("decode", decode),
-                f"{prefill:.0f}",
-                ratio("prefill", prefill),
+                "" if decode is None else f"{decode:.1f}",
+                "" if decode is None else f"({min(row.decode):.1f}, {max(row.decode):.1f})",
+                "" if share is None else f"{share:.0%}",
+                ratio("decode"),
+                f"{statistics.median(row.prefill):.0f}",
+                f"({min(row.prefill):.0f}, {max(row.prefill):.0f})",
+                ratio("prefill"),
                 f"{row.same}/{row.batch}",
+                f"{row.off:.3f}",
             ]
         )
     yield from table(head, rows)
     yield "limit: of the memory's speed, to read the weights once a step; x: ours over theirs"
+    yield "off: how far a token's logit lies below the best at most, in standard deviations"
 
 
 def _plot(path: str, results: list[Result], by: str) -> None:
     from matplotlib.figure import Figure
 
+    results = [row for row in results if getattr(row, by)]
     names = list(dict.fromkeys(f"{row.subject} {row.dtype}" for row in results))
     batches = sorted({row.batch for row in results})
     figure = Figure(figsize=(7, 4))

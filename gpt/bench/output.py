@@ -152,14 +152,20 @@ def write_results(
     results: list[dict[str, Any]],
     *,
     interrupted: bool,
+    left_out: dict[str, str] | None = None,
 ) -> None:
-    """All numbers of a run as one JSON object. Raises DataError if it cannot be written."""
+    """All numbers of a run as one JSON object. Raises DataError if it cannot be written.
+
+    Args:
+        left_out: what has no numbers, and why.
+    """
     settings = {k: v for k, v in vars(args).items() if k not in ("benchmark", "json", "plot")}
     content = {
         "benchmark": benchmark,
         "settings": settings,
         "machine": machine,
         "interrupted": interrupted,
+        **({} if left_out is None else {"left_out": left_out}),
         "results": results,
     }
     _write(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")

@@ -1,5 +1,5 @@
 """`antiphon bench prefill`: how fast prompts are read. As `gpt.bench.decode`, with long prompts and
-short texts."""
+texts of one token, so that no text is made while prompts are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpt.bench import decode
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    decode.configure(parser, prompt=512, tokens=3)
+    decode.configure(parser, prompt=512, tokens=1)
     parser.set_defaults(batch=[1, 4])
 
 

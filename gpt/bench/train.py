@@ -150,10 +150,11 @@ def _measure(
         timing = times[f"{subject.precision} {subject.name}"]
         rate = shape.tokens / timing.median
         peer = peers.get(subject.precision)
-        first = next(
-            other for each, other in zip(subjects, losses, strict=True)
+        base, first = next(
+            (each, other) for each, other in zip(subjects, losses, strict=True)
             if each.precision == subject.precision
         )  # fmt: skip
+        ours = times[f"{base.precision} {base.name}"].median
         results.append(
             {
                 "name": subject.name,
@@ -161,12 +162,22 @@ def _measure(
                 "tokens_per_s": rate,
                 "limit_share": rate * flops / limits[subject.precision],
                 "times_nanogpt": None if peer is None else peer / timing.median,
+                "switch": subject.switch or None,
+                "switched_on": subject.on if subject.switch else None,
+                "switch_gives": _gives(subject, timing.median, ours),
                 "first_loss": loss,
                 "same_loss": abs(loss - first) <= SAME_LOSS[subject.precision] * abs(first),
                 **timing.to_dict(),
             }
         )
     return results, False
+
+
+def _gives(subject: Subject, seconds: float, ours: float) -> float | None:
+    """How many times faster a step is with the switch than without it."""
+    if not subject.switch:
+        return None
+    return ours / seconds if subject.on else seconds / ours
 
 
 # --- Showing --------------------------------------------------------------------------------------
@@ -189,7 +200,27 @@ def lines_of(results: list[dict[str, Any]]) -> list[str]:
         ]
         head = [precision, "ms a step", "spread", "tokens/s", "limit", "x nanogpt"]
         lines += ["", *table(head, rows)]
-    return lines
+    return [*lines, *switches(results)]
+
+
+def switches(results: list[dict[str, Any]]) -> list[str]:
+    """A table of what each switch gives, in each precision, and what bf16 gives over float32."""
+    precisions = list(dict.fromkeys(each["precision"] for each in results))
+    names = list(dict.fromkeys(each["switch"] for each in results if each["switch"]))
+    rows = []
+    for name in names:
+        found = {each["precision"]: each for each in results if each["switch"] == name}
+        default = "" if any(each["switched_on"] for each in found.values()) else "yes"
+        cells = [f"{found[p]['switch_gives']:.2f}" if p in found else "" for p in precisions]
+        rows.append([name, default, *cells])
+    plain = {each["precision"]: each["median_s"] for each in results if each["name"] == "antiphon"}
+    if len(plain) > 1:
+        gives = f"{plain['float32'] / plain['bf16']:.2f}"
+        rows.append(["bf16", "", *(gives if p == "bf16" else "" for p in precisions)])
+    if not rows:
+        return []
+    head = ["what a switch gives", "default", *(f"x, {p}" for p in precisions)]
+    return ["", *table(head, rows)]
 
 
 def draw(results: list[dict[str, Any]]) -> Figure:

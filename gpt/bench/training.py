@@ -71,12 +71,16 @@ class Subject:
         precision: of the products.
         step: takes one training step.
         loss: of the first batch, with the weights that all begin with.
+        switch: of ours, what is switched other than training has it; empty: nothing.
+        on: whether the switch is on in this row.
     """
 
     name: str
     precision: str
     step: Callable[[], None]
     loss: Callable[[], float]
+    switch: str = ""
+    on: bool = False
 
 
 class Ours:
@@ -106,11 +110,13 @@ class Ours:
         shares = in_shares(self.shape.tokens, self.shape.vocabulary, "cpu")
         yield self._subject("antiphon", precision)
         if switches:
-            yield self._subject("  AdamW not fused", precision, fused=False)
+            yield self._subject("  AdamW not fused", precision, fused=False, switch="fused AdamW")
             other = "whole" if shares else "in shares"
-            yield self._subject(f"  loss {other}", precision, shares=not shares)
+            yield self._subject(
+                f"  loss {other}", precision, shares=not shares, switch="loss in shares"
+            )
         if compiled:
-            yield self._subject("  compiled", precision, compiled=True)
+            yield self._subject("  compiled", precision, compiled=True, switch="compile")
 
     def _subject(
         self,
@@ -120,6 +126,7 @@ class Ours:
         fused: bool = True,
         shares: bool | None = None,
         compiled: bool = False,
+        switch: str = "",
     ) -> Subject:
         optimizer = self._optimizer(fused)
         model: Any = self.model
@@ -143,8 +150,9 @@ class Ours:
                 return nats() / self.shape.tokens
 
         return Subject(
-            name, precision, lambda: take_step(loss(), self.model, optimizer), first_loss(loss)
-        )
+            name, precision, lambda: take_step(loss(), self.model, optimizer), first_loss(loss),
+            switch, on=compiled or bool(shares),
+        )  # fmt: skip
 
     def _optimizer(self, fused: bool) -> torch.optim.Optimizer:
         if fused not in self._optimizers:

@@ -75,10 +75,30 @@ def test_all_rows_lose_the_same_and_are_compared(
         assert len(each["rounds_s"]) == 2
         assert each["times_nanogpt"] > 0
     assert [each["times_nanogpt"] for each in found if each["name"] == "nanogpt"] == [1.0, 1.0]
+    for ours, changed, on in ((0, 1, False), (0, 2, True), (4, 5, False), (4, 6, True)):
+        ratio = found[changed]["median_s"] / found[ours]["median_s"]
+        assert found[changed]["switched_on"] is on
+        assert found[changed]["switch_gives"] == pytest.approx(1 / ratio if on else ratio)
     said = capsys.readouterr().out
     assert "float32" in said
     assert "x nanogpt" in said
+    below = said.split("what a switch gives")[1].splitlines()
+    assert [line.split("  ")[0] for line in below[1:]] == ["fused AdamW", "loss in shares", "bf16"]
+    assert "yes" in below[1]
+    assert "yes" not in below[2]  # of so small a vocabulary
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_large_vocabulary_has_the_loss_in_shares_by_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    large = ["--vocabulary", "600000", "--width", "2", "--heads", "1", "--rounds", "1"]
+    assert main([*SMALL, *large, "--precisions", "float32"]) == 0
+    said = capsys.readouterr().out
+    assert "  loss whole" in said
+    below = said.split("what a switch gives")[1].splitlines()
+    assert [line.split("  ")[0] for line in below[1:]] == ["fused AdamW", "loss in shares"]
+    assert "yes" in below[2]
 
 
 def test_a_peer_that_computes_something_else_is_found_out(

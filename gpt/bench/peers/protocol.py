@@ -22,6 +22,15 @@ Make = Callable[[list[list[int]], int], "tuple[list[list[int]], list[float]]"]
 Open = Callable[[str, str, int], "tuple[str, Make]"]
 
 
+def while_all_run(began: float, moments: list[list[float]]) -> list[float]:
+    """`times` from the moments at which each text got each of its tokens: the beginning, when
+    every text had its first token, and each later token's of the text that was last to begin,
+    until the first text is over."""
+    last = max(moments, key=lambda each: each[0])
+    over = min(each[-1] for each in moments)
+    return [began, last[0], *[moment for moment in last[1:] if moment <= over]]
+
+
 def serve(open_model: Open) -> None:
     """Answer the benchmark until it closes the line."""
     answers = os.fdopen(os.dup(1), "w")
@@ -42,4 +51,4 @@ def serve(open_model: Open) -> None:
                 texts, times = make(asked["prompts"], asked["tokens"])
                 answer(texts=texts, times=times)
         except Exception as error:  # noqa: BLE001 - the benchmark says which peer and why
-            answer(error=f"{type(error).__name__}: {error}"[:300])
+            answer(error=" ".join(f"{type(error).__name__}: {error}".split())[:300])

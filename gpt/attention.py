@@ -212,7 +212,8 @@ def _read_in_place(
     kernels, bias = native.current(), group.bias
     assert kernels is not None, "asked before"
     if term is not None and bias is None:
-        queries = _rows(q, group).unflatten(0, (group.b, group.t)).transpose(1, 2)  # (b, H, t, D)
+        shape = (group.b, group.t, *q.shape[-2:])
+        queries = _rows(q, group).reshape(shape).transpose(1, 2)  # (b, H, t, D)
         bias = group.hide(term(queries * scale, group.q_pos, group.k_pos))
     kernels.attend(
         q, cache.keys, cache.values, y, group, cache.page_size, scale, bias, softcap or 0.0

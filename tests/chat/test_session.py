@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from gpt.params import SamplingParams
 from serve.background import BackgroundServer
 from serve.chat import main
 from serve.engine import Engine
-from tests import warm
 from tests.chat.chatml import CHATML, tokenizer
 from tests.serve.scripted import ScriptedModel
 from tests.terminal import interrupt
@@ -243,9 +243,10 @@ def test_a_server_answers(
 def at_a_terminal(model: Path, home: Path, *flags: str) -> Iterator[pexpect.spawn]:
     """The command on a terminal; it has asked for the first line."""
     env = {**os.environ, "XDG_STATE_HOME": str(home), "TERM": "xterm", "INPUTRC": os.devnull}
-    python, *words = warm.command("-m", "gpt", "chat", str(model), "--threads", "1", *flags)
+    # Not forked as other commands are: readline would miss many a Ctrl-C.
+    words = ["-m", "gpt", "chat", str(model), "--threads", "1", *flags]
     child = pexpect.spawn(
-        python, words,
+        sys.executable, words,
         cwd=str(ROOT), env=env, encoding="utf-8", codec_errors="replace",
         timeout=100, dimensions=(50, 120),
     )  # fmt: skip

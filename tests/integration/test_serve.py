@@ -57,7 +57,7 @@ def test_it_says_when_and_where_it_is_ready(
     folder: Path, server: ServerProcess, client: Client
 ) -> None:
     assert server.out == [f"serving tiny on {server.target}"]
-    assert any("KV cache: 256 pages of 16 tokens" in line for line in server.log)
+    server.await_log("KV cache: 256 pages of 16 tokens")
     client.await_ready(10)
     model = client.model()
     assert (model.name, model.block_size, model.vocab_size) == ("tiny", 128, 257)

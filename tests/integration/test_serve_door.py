@@ -304,7 +304,7 @@ def test_a_server_on_a_socket_leaves_no_file(tmp_path: Path, fast: Path) -> None
         assert server.await_ready() == f"serving scripted on unix:{path}"
         with Client(server.target, timeout=PATIENCE) as client:
             assert client.generate("x", max_tokens=2).text == "aa"
-        assert any("warmed up in" in line for line in server.log)
+        server.await_log("warmed up in")
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
     assert not path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Callable
@@ -122,6 +123,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def leave(size: int) -> None:
+        gc.collect()  # engines of earlier tests, whose memory would come back meanwhile
         most = resident() + size
         monkeypatch.setattr(memory, "free_memory", lambda device: most - resident())
 

@@ -139,7 +139,7 @@ class _Symmetric:
 def _turns_in_halves(x: Tensor) -> Tensor:
     """As `_turns`, in x's own memory."""
     b, M, _ = x.shape
-    halves = x.unflatten(1, (2, M // 2)).transpose(0, 1)
+    halves = x.view(b, 2, M // 2, -1).transpose(0, 1)
     now = halves.flatten(0, 1).contiguous()
     gram, poly, other = _Symmetric(x, b, M // 2), _Symmetric(x, b, M // 2), torch.empty_like(now)
     for _ in range(ITERATIONS):
@@ -147,7 +147,7 @@ def _turns_in_halves(x: Tensor) -> Tensor:
         poly.be_polynomial(gram)
         poly.times(now, other)
         now, other = other, now
-    halves.copy_(now.unflatten(0, (2, b)))
+    halves.copy_(now.view(2, b, M // 2, -1))
     return x
 
 
@@ -263,7 +263,7 @@ def equalized(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> list[
         x = orthogonalize(torch.cat(parts).to(_work_dtype(parts[0])))
         if shape[0] > shape[1]:
             x.mul_((shape[0] / shape[1]) ** 0.5)
-        made[shape] = iter(x.to(parts[0].dtype).split([len(part) for part in parts]))
+        made[shape] = iter(torch.split(x.to(parts[0].dtype), [len(part) for part in parts]))
     steps = [[next(made[run.shape[1:]]).flatten(0, 1) for run in each] for each in runs]
     return [each[0] if len(each) == 1 else torch.cat(each) for each in steps]
 
@@ -271,7 +271,7 @@ def equalized(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> list[
 def _runs(update: Tensor, rows: tuple[int, ...]) -> list[Tensor]:
     """The matrices in a parameter, (b, rows, N) for neighbours of one height."""
     lengths = [(r, len(list(run))) for r, run in itertools.groupby(rows or (len(update),))]
-    parts = update.split([r * count for r, count in lengths])
+    parts = torch.split(update, [r * count for r, count in lengths])
     return [part.view(-1, r, part.shape[1]) for part, (r, _) in zip(parts, lengths, strict=True)]
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from gpt.params import SamplingParams
 from gpt.sample import main
 from gpt.settings import SETTINGS
 from gpt.tokenizer import Tokenizer
-from tests import warm
 from tests.terminal import interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,9 +36,10 @@ def environment(home: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def session(model: Path, home: Path, *flags: str) -> Iterator[pexpect.spawn]:
     """The command on a terminal; it has asked for the first line."""
-    python, *words = warm.command("-m", "gpt", "sample", str(model), "--threads", "1", *flags)
+    # Not forked as other commands are: readline would miss many a Ctrl-C.
+    words = ["-m", "gpt", "sample", str(model), "--threads", "1", *flags]
     child = pexpect.spawn(
-        python, words,
+        sys.executable, words,
         cwd=str(ROOT), env=environment(home), encoding="utf-8", codec_errors="replace",
         timeout=100, dimensions=(50, 120),
     )  # fmt: skip

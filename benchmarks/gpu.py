@@ -26,6 +26,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -417,15 +418,15 @@ def _judged(
 def parts_of(bench: Bench) -> dict[str, tuple[float, Callable[[], list[Found]]]]:
     """What each part needs on a GPU at most, in seconds, and its work; what matters most first."""
     found: dict[str, tuple[float, Callable[[], list[Found]]]] = {
-        "bandwidth": (10, lambda: bandwidth(bench))
+        "bandwidth": (10, partial(bandwidth, bench))
     }
     for n in bench.sizes.batches:
-        found[f"decode {n}"] = (25, lambda n=n: decode(bench, n))  # type: ignore[misc]
-    found["train"] = (100, lambda: train(bench))
-    found["attention"] = (40, lambda: attention(bench))
-    found["varlen"] = (20, lambda: varlen(bench))
+        found[f"decode {n}"] = (25, partial(decode, bench, n))
+    found["train"] = (100, partial(train, bench))
+    found["attention"] = (40, partial(attention, bench))
+    found["varlen"] = (20, partial(varlen, bench))
     for n in bench.sizes.batches:
-        found[f"compile {n}"] = (75, lambda n=n: compiled(bench, n))  # type: ignore[misc]
+        found[f"compile {n}"] = (75, partial(compiled, bench, n))
     return found
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt.checkpoint import save_model
+from gpt.config import GPTConfig
 from gpt.errors import UserError
+from gpt.model import GPT
+from gpt.params import SamplingParams
+from gpt.sequence import Sequence
+from gpt.starter import Starter
+from gpt.tokenizer import Tokenizer
+from serve.asked import Asked
 from serve.pace import LEAST, PROBE_EVERY, Pace
-from serve.server import parse
+from serve.server import load, parse
 from tests.serve.test_scheduler import run, scheduler, sequence
 
 
@@ -112,7 +123,40 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert long.computed >= 8, "nor does it wait for short ones"
 
 
-def test_the_setting_reaches_the_scheduler_unless_texts_must_not_depend_on_speed() -> None:
+@pytest.mark.parametrize(
+    ("flags", "paced"),
+    [([], True), (["--prefill-stretch", "0"], False), (["--deterministic"], False)],
+    ids=str,
+)
+def test_a_server_reads_prompts_at_a_pace_unless_told_not_to(
+    flags: list[str], paced: bool, tmp_path: Path
+) -> None:
+    """Texts that must not depend on the machine's speed are read whole, too."""
+    config = GPTConfig(vocab_size=257, block_size=512, n_layer=1, n_head=2, d_model=16)
+    save_model(tmp_path / "model", GPT(config), Tokenizer.bytes())
+    settings = parse([str(tmp_path / "model"), "--max-running", "4", *flags], "antiphon serve")
+    engine = load(settings, settings.models[0])
+    starter = Starter(config, engine.tokenizer)
+
+    def text(length: int) -> Sequence:
+        params = SamplingParams(max_tokens=100, seed=0, ignore_end_of_text=True)
+        return starter.start([1] * length, params)
+
+    async def drive() -> Sequence:
+        engine.submit(Asked([text(1)]))
+        for _ in range(3):
+            engine.turn()
+        long = text(300)
+        engine.submit(Asked([long]))
+        for _ in range(3):
+            engine.turn()
+        return long
+
+    read = asyncio.run(drive()).computed
+    assert 0 < read < 8 * LEAST if paced else read >= 300
+
+
+def test_the_setting_has_a_default_and_a_least() -> None:
     assert parse(["model"], "serve").prefill_stretch == 1.7
     assert parse(["model", "--prefill-stretch", "0"], "serve").prefill_stretch == 0
     with pytest.raises((SystemExit, UserError)):

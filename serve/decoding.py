@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence as Seq
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -18,6 +19,8 @@ from gpt.params import SamplingParams
 from gpt.starter import Starter
 from serve.asked import Asked
 from serve.engine import Engine
+from serve.observing import Observer, Source, Text
+from serve.reply import TextReply
 from serve.results import Delta
 
 
@@ -42,23 +45,30 @@ def open_model(folder: str, dtype: str, threads: int) -> tuple[str, Make]:
     return own, make
 
 
+class Clock(Observer):
+    """Notes when each text got its tokens. A reader may find those of several steps at once."""
+
+    def __init__(self) -> None:
+        self.moments: dict[Source, list[float]] = {}
+
+    def stepped(self, tokens: int, made: Seq[Text], began: float, now: float) -> None:
+        for text in made:
+            self.moments.setdefault(text.reply, []).append(now)
+
+
 async def _make(
     engine: Engine, starter: Starter, prompts: list[list[int]], tokens: int
 ) -> tuple[list[list[int]], list[float]]:
     params = SamplingParams(temperature=0, seed=0, max_tokens=tokens, ignore_end_of_text=True)
-    texts: list[list[int]] = [[] for _ in prompts]
-    moments: list[list[float]] = [[] for _ in prompts]
-    began = time.perf_counter()
+    engine.observer = clock = Clock()
+    began = time.monotonic()
+    replies = [engine.submit(Asked([starter.start(prompt, params)])) for prompt in prompts]
 
-    async def read(i: int) -> None:
-        reply = engine.submit(Asked([starter.start(prompts[i], params)]))
-        async for event in reply:
-            if isinstance(event, Delta):
-                texts[i] += event.token_ids
-                moments[i] += [time.perf_counter()] * len(event.token_ids)
+    async def read(reply: TextReply) -> list[int]:
+        return [id_ async for event in reply if isinstance(event, Delta) for id_ in event.token_ids]
 
-    await asyncio.gather(*map(read, range(len(prompts))))
-    return texts, while_all_run(began, moments)
+    texts = await asyncio.gather(*map(read, replies))
+    return list(texts), while_all_run(began, [clock.moments[reply] for reply in replies])
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ def _measure(
                     texts[subject.name] = said["texts"]
                     if round_:
                         row.prefill.append(sum(map(len, prompts)) / (times[1] - times[0]))
-                    if round_ and len(times) > 2:
+                    if round_ and len(times) > 2 and times[-1] > times[1]:
                         step = (times[-1] - times[1]) / (len(times) - 2)
                         row.decode.append(batch / step)
                         row.share.append(weight_bytes / step / speed)

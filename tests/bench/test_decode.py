@@ -145,6 +145,25 @@ def test_times_count_while_all_texts_run() -> None:
     assert while_all_run(0.5, [[1.0, 1.5], [2.0, 2.5]]) == [0.5, 2.0]
 
 
+def test_each_step_has_a_moment_of_its_own_however_late_the_tokens_are_read(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Engine.submit
+
+    def read_late(self: Engine, asked: Asked) -> TextReply:
+        reply = submit(self, asked)
+        while (load := self.load()).running or load.waiting:
+            time.sleep(0.001)
+        return reply
+
+    monkeypatch.setattr(Engine, "submit", read_late)
+    _, make = open_model(model, "float32", torch.get_num_threads())
+    texts, times = make([[1, 2, 3]], 5)
+    assert len(texts[0]) == 5
+    assert len(times) == len(set(times)) == 6
+    assert times == sorted(times)
+
+
 def test_prompts_have_a_speed_where_texts_never_ran_together() -> None:
     both = {"dtype": "float32", "batch": 2, "version": "1", "same": 2}
     rows = [

@@ -6,7 +6,7 @@ returns another, which makes texts:
     open(folder, dtype, threads) -> (version, make)
     make(prompts, tokens) -> (texts, times)
 
-`texts` are the ids made, `times` the moments (`time.perf_counter`) of the beginning and at which
+`texts` are the ids made, `times` the moments (seconds, by one clock) of the beginning and at which
 each step's tokens were there for all texts that run.
 """
 

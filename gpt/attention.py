@@ -93,7 +93,18 @@ class Attention(nn.Module):
         Returns:
             The same shape as x.
         """
-        q, k, v = self.project(x, rotary)
+        return self.out(self.mix(self.qkv(x), rotary, plan, cache, ids))  # type: ignore[no-any-return]
+
+    def mix(
+        self,
+        qkv: Tensor,
+        rotary: RotaryTable | None,
+        plan: LayerPlan,
+        cache: LayerCache | None = None,
+        ids: Tensor | None = None,
+    ) -> Tensor:
+        """What lies between the two matrices: (..., (H + 2 K) * D) to (..., H * D)."""
+        q, k, v = self.heads(qkv, rotary)
         if self.values is not None:
             assert ids is not None, "tokens have values of their own, so it must be known which"
             v = self.values(v, ids)
@@ -102,11 +113,15 @@ class Attention(nn.Module):
             q, k, v, plan, cache,
             scale=self.scale, dropout=dropout, term=self.term, softcap=self.softcap,
         )  # fmt: skip
-        return self.out(y.flatten(-2))  # type: ignore[no-any-return]  # as every module's call is
+        return y.flatten(-2)
 
     def project(self, x: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Questions, headings and answers of the tokens: (..., H, D), (..., K, D), (..., K, D)."""
-        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # (..., H + 2K, D)
+        return self.heads(self.qkv(x), rotary)
+
+    def heads(self, qkv: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from the product, (..., (H + 2 K) * D)."""
+        qkv = qkv.view(*qkv.shape[:-1], -1, self.head_dim)  # (..., H + 2 K, D)
         q, k, v = qkv.split(self.sizes, dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)

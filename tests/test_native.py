@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
+import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,13 @@ from torch import Tensor
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.deterministic import make_deterministic
-from gpt.model import GPT
+from gpt.model import GPT, Block
 from gpt.native import build as building
 from gpt.native import kernels as native
 from gpt.native import linear as products
 from gpt.native import precision
-from gpt.native.build import NotBuiltError, build
+from gpt.native.blocks import Steps
+from gpt.native.build import build
 from gpt.native.kernels import Kernels
 from gpt.native.linear import RoutedLinear, Routes, route, speed_up
 from gpt.plan import AttentionPlan, Chunk
@@ -319,73 +319,95 @@ def test_what_bf16_weights_cost(library: Path) -> None:
     assert changed <= 1
 
 
-# Building
+# Blocks in few calls
 
 
-def test_without_a_compiler_there_are_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+KINDS: list[dict[str, Any]] = [
+    {"norm": "layernorm", "mlp": "gelu", "bias": True, "position": "learned", "qk_norm": False},
+    {"mlp": "swiglu", "position": "rotary", "n_kv_head": 2, "qk_norm": True, "head_dim": 12},
+    {"mlp": "relu2", "residual_scale": 0.7, "pattern": "window:6", "d_model": 56},
+    {"norm": "layernorm", "mlp": "swiglu", "bias": False, "value_embeddings": True, "d_ff": 37},
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", KINDS, ids=str)
+@pytest.mark.parametrize("lengths", [[9], [3, 17, 1], list(range(1, 14))], ids=len)
+def test_blocks_in_few_calls_are_those_of_torch(
+    kernels: Kernels, options: dict[str, Any], lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NotBuiltError, match=r"no C\+\+ compiler .*; install one"):
-        build(tmp_path)
-    with caplog.at_level(logging.INFO):
-        assert native.load() is None
-        assert native.load() is None
-    assert caplog.text.count("decoding runs through torch") == 1
+    """Texts of different lengths; the torch path is held to float64 elsewhere."""
+    calls: list[int] = []
+    whole = Steps.leave
+
+    def counted(self: Steps, y: Tensor, x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return whole(self, y, x)
+
+    monkeypatch.setattr(Steps, "leave", counted)
+    for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 0.04)):
+        gpt = model(dtype, **options)
+        with torch.no_grad():
+            for p in gpt.parameters():
+                if p.ndim == 1:  # scales and shifts that are not 1 and 0
+                    p.add_(0.3 * torch.randn(p.shape).to(dtype), alpha=1.0)
+        exact = copy.deepcopy(gpt).double()
+        route(gpt, Routes(kernels, 16, wide=False))
+        found = decoded(gpt, lengths)
+        assert calls[-2:] == [len(lengths)] * 2, "each layer, all texts together"
+        calls.clear()
+        native.use(None)
+        assert error(found, decoded(exact, lengths)) <= limit
+        native.use(kernels)
 
 
-def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(building.SWITCH, "off")
-    with pytest.raises(NotBuiltError, match="ANTIPHON_NATIVE"):
-        build()
-
-
-def test_a_compiler_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@needs_compiler
+@pytest.mark.parametrize(
+    "options",
+    [{"conv_width": 3}, {"x0_scalars": True}, {"residual_scalars": True}, {"norm_place": "post"},
+     {"mlp": "gelu-exact"}],
+    ids=str,
+)  # fmt: skip
+def test_a_block_with_something_else_in_it_stays_as_it_is(
+    library: Path, options: dict[str, Any]
 ) -> None:
-    compiler = tmp_path / "broken"
-    compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such luck' >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    folder = tmp_path / "cache"
-    with pytest.raises(NotBuiltError, match=r"failed: x\.cpp:1: error: no such luck"):
-        build(folder)
-    assert [path.name for path in folder.iterdir()] == ["kernels.lock"]
-    folder.chmod(0o555)
-    monkeypatch.setenv("CXX", f"{compiler} -O1")
-    (tmp_path / "file").touch()
-    with pytest.raises(NotBuiltError, match="cannot keep them"):
-        build(tmp_path / "file" / "below")
+    gpt, ids = model(torch.float32, **options), torch.randint(61, (1, 9))
+    native.use(Kernels(library))
+    with torch.inference_mode():
+        before = gpt(ids)
+        route(gpt, Routes(Kernels(library), 16, wide=False))
+        assert {type(block) for block in gpt.blocks} == {Block}
+        assert error(gpt(ids), before.double()) < 1e-5
 
 
-def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "kernels.so"
-    path.write_bytes(b"no library")
-    with pytest.raises(NotBuiltError, match="do not load"):
-        Kernels(path)
+@needs_compiler
+def test_who_looks_on_or_changes_weights_is_heeded(library: Path) -> None:
+    kernels = Kernels(library)
+    native.use(kernels)
+    gpt = model(torch.float32)
+    route(gpt, Routes(kernels, 16, wide=False))
+    first = decoded(gpt, [5, 9])
 
+    other = copy.deepcopy(gpt)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.mul_(1.5)
+    fresh = model(torch.float32)
+    fresh.load_state_dict(other.state_dict())
+    assert error(decoded(other, [5, 9]), decoded(fresh, [5, 9]).double()) < 1e-5
+    assert torch.equal(decoded(gpt, [5, 9]), first)
 
-def _build(folder: Path) -> None:
-    build(folder)
+    seen: list[Tensor] = []
+    block = cast(Block, gpt.blocks[0])
+    handle = block.mlp.register_forward_hook(lambda *given: seen.append(given[2]))
+    assert error(decoded(gpt, [5, 9]), first.double()) < 1e-5
+    assert seen
+    handle.remove()
 
-
-def test_several_processes_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that only counts its calls stands for the real one, which takes ten seconds."""
-    compiler, calls = tmp_path / "counts", tmp_path / "calls"
-    compiler.write_text(
-        "#!/bin/sh\n"
-        f"echo call >> {calls}\n"
-        "sleep 0.2\n"
-        'while [ $# -gt 1 ]; do shift; done\ntouch "$1"\n'
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_build, args=(tmp_path / "cache",)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-    assert calls.read_text().split() == ["call", "call"], "compiled and linked"
+    gpt.load_state_dict(other.state_dict())  # in place
+    assert error(decoded(gpt, [5, 9]), decoded(fresh, [5, 9]).double()) < 1e-5
+    gpt.to(torch.bfloat16)
+    assert error(decoded(gpt, [5, 9]), decoded(fresh, [5, 9]).double()) < 0.04
+    gpt.train()
+    gpt.float()(torch.zeros(1, 5, dtype=torch.int64)).sum().backward()
+    assert gpt.embed.weight.grad is not None

@@ -36,8 +36,8 @@ INLINE void put(bf16& to, float value) {  // to nearest, ties to even; NaN stays
 // A thread's own memory, kept between calls. Pieces are told apart by `which`.
 static float* scratch(int which, int64_t count) {
     struct Kept {
-        float* data[4] = {};
-        int64_t size[4] = {};
+        float* data[6] = {};
+        int64_t size[6] = {};
         ~Kept() {
             for (float* each : data) std::free(each);
         }
@@ -61,6 +61,20 @@ static int64_t share(int64_t rows, int64_t row_bytes, int threads) {
     return each < 16 ? 16 : each / 8 * 8;
 }
 
+// What a row goes through before it is multiplied.
+enum { NOTHING, LAYER_NORM, RMS_NORM, GELU, RELU2, SWIGLU };
+
+struct Product {
+    const void *x, *weight, *bias, *onto;  // (M, K) or null; (N, K); (N) or null; (M, N) or null
+    void* y;                               // (M, N) or null
+    const void *norm_weight, *norm_bias;   // (K) or null
+    int64_t onto_y_of;  // instead of `onto`: which product's y; -1: none
+    int64_t N, K;
+    double eps;
+    float scale;
+    int before;
+};
+
 struct Attend {
     const void *q, *keys, *values;
     void* out;
@@ -74,16 +88,14 @@ struct Attend {
 };
 
 #define DEPTH 768   // numbers of each row that a tile runs over at a time: so much stays in L1
-#define AHEAD 1024  // bytes
+#define AHEAD 512   // bytes
 
 namespace plain {
 #define LANES 4
 #define ROWS 8
-#define COLUMNS 1
 #include "kernels.inl"
 #undef LANES
 #undef ROWS
-#undef COLUMNS
 }  // namespace plain
 
 #if defined(__x86_64__)
@@ -96,11 +108,9 @@ namespace plain {
 namespace avx2 {
 #define LANES 8
 #define ROWS 8
-#define COLUMNS 1
 #include "kernels.inl"
 #undef LANES
 #undef ROWS
-#undef COLUMNS
 }  // namespace avx2
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -114,11 +124,9 @@ namespace avx2 {
 namespace avx512 {
 #define LANES 16
 #define ROWS 8
-#define COLUMNS 2
 #include "kernels.inl"
 #undef LANES
 #undef ROWS
-#undef COLUMNS
 }  // namespace avx512
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -150,15 +158,12 @@ extern "C" int antiphon_level() {
 #define DISPATCH(level, call) plain::call
 #endif
 
-extern "C" void antiphon_linear(int level, int is_bf16, const void* x, const void* w,
-                                const void* bias, void* y, int64_t M, int64_t N, int64_t K,
-                                int threads) {
+extern "C" void antiphon_chain(int level, int is_bf16, Product* products, int64_t count, int64_t M,
+                               int threads) {
     if (is_bf16) {
-        DISPATCH(level, linear<bf16>((const bf16*)x, (const bf16*)w, (const bf16*)bias, (bf16*)y, M,
-                                     N, K, threads))
+        DISPATCH(level, chain<bf16>(products, count, M, threads))
     } else {
-        DISPATCH(level, linear<float>((const float*)x, (const float*)w, (const float*)bias,
-                                      (float*)y, M, N, K, threads))
+        DISPATCH(level, chain<float>(products, count, M, threads))
     }
 }
 

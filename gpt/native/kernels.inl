@@ -2,7 +2,7 @@
 // of its own, with LANES floats in a vector; the compiler's vector types do the rest, so there is
 // one text for AVX-512, AVX2 and whatever every processor of the kind has.
 //
-//   ROWS x COLUMNS   the accumulators of a tile, as many as there are registers for
+//   ROWS   of x that go through a matrix together: as many sums as there are registers for
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef float vf_at __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -67,17 +67,20 @@ void pack(const X* x, int64_t m, int64_t rows, int64_t k, float* to) {
     }
 }
 
-// y[m][n] = or += sum over k of x[m][k] w[n][k]; x as `widen` lays it out. With few sums at hand
-// each is split, so that one addition need not wait for the one before.
+// y[m][n] = or += sum over k of x[m][k] w[n][k]; x as `widen` lays it out, the N rows of w, and what
+// comes of them, `apart` rows from each other. With few sums at hand each is split, so that one
+// addition need not wait for the one before. What comes next is asked for meanwhile: AHEAD bytes on
+// in each of several rows, or, beside one, the row `then`.
 template <class W, int M, int N>
 INLINE void tile(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k, float* y,
-                 int64_t ldy, bool more) {
+                 int64_t ldy, int64_t apart, bool more, const W* then) {
     constexpr int step = Weights<W>::step, parts = Weights<W>::parts;
-    constexpr int split = M * N >= 4 ? 1 : 4 / (M * N), many = split > parts ? split / parts : 1;
+    constexpr int split = M * N >= 4 ? 1 : 4 / (M * N);
+    constexpr int many = N > 1 && step * sizeof(W) < 64 ? 64 / (step * sizeof(W)) : 1;
     vf sum[M][N][split] = {};
     auto add = [&](int64_t i, int j) __attribute__((always_inline)) {
         Weights<W> weights[N];
-        for (int n = 0; n < N; n++) weights[n].read(w + n * ldw + i);
+        for (int n = 0; n < N; n++) weights[n].read(w + n * apart * ldw + i);
         for (int m = 0; m < M; m++)
             for (int p = 0; p < parts; p++) {
                 vf factor = load(x + m * ldx + i + p * LANES);
@@ -87,10 +90,11 @@ INLINE void tile(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k
     };
     int64_t i = 0;
     for (; i + many * step <= k; i += many * step) {
-        for (int n = 0; n < N; n++) {
-            __builtin_prefetch((const char*)(w + n * ldw + i) + AHEAD);
-            if (many > 1) __builtin_prefetch((const char*)(w + n * ldw + i) + AHEAD + 64);
-        }
+        if (N == 1)
+            __builtin_prefetch(then + i);
+        else
+            for (int n = 0; n < N; n++)
+                __builtin_prefetch((const char*)(w + n * apart * ldw + i) + AHEAD);
         for (int j = 0; j < many; j++) add(i + j * step, j);
     }
     for (; i + step <= k; i += step) add(i, 0);
@@ -99,21 +103,39 @@ INLINE void tile(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k
             vf whole = sum[m][n][0];
             for (int j = 1; j < split; j++) whole += sum[m][n][j];
             float rest = total(whole);
-            for (int64_t j = i; j < k; j++) rest += x[m * ldx + j] * number(w[n * ldw + j]);
-            float* to = y + m * ldy + n;
+            for (int64_t j = i; j < k; j++)
+                rest += x[m * ldx + j] * number(w[n * apart * ldw + j]);
+            float* to = y + m * ldy + n * apart;
             *to = more ? *to + rest : rest;
         }
 }
 
-// The same for M rows of x, which stay in L1, and all rows of w, which come from memory once and from
-// L2 for the next M. One stream at a time is what memory is fastest at.
+// Few rows of x: N rows of w at a time, far from each other. The processor looks ahead within a page
+// of memory only, so several streams are read a third faster than one.
 template <class W, int M, int N>
+void streams(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t columns, int64_t k,
+             float* y, int64_t ldy, bool more) {
+    const int64_t apart = columns / N;
+    for (int64_t n = 0; n < apart; n++)
+        tile<W, M, N>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, apart, more, w);
+    for (int64_t n = apart * N; n < columns; n++)
+        tile<W, M, 1>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, 1, more, w + n * ldw);
+}
+
+// M rows of x, which stay in L1, and all rows of w, which come from memory once and from L2 for the
+// next M: rows of two halves in turn, each asked for while the one before is read.
+template <class W, int M>
 void band(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t columns, int64_t k,
           float* y, int64_t ldy, bool more) {
-    int64_t n = 0;
-    for (; n + N <= columns; n += N)
-        tile<W, M, N>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, more);
-    for (; n < columns; n++) tile<W, M, 1>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, more);
+    const int64_t half = columns / 2;
+    auto row = [&](int64_t n, int64_t then) __attribute__((always_inline)) {
+        tile<W, M, 1>(x, ldx, w + n * ldw, ldw, k, y + n, ldy, 1, more, w + then * ldw);
+    };
+    for (int64_t n = 0; n < half; n++) {
+        row(n, half + n);
+        row(half + n, n + 1);
+    }
+    if (columns % 2) row(columns - 1, columns - 1);
 }
 
 // y (rows, columns) = x (rows, k) w (columns, k)^T; x as `pack` lays it out.
@@ -127,44 +149,12 @@ void product(const float* x, int64_t rows, const W* w, int64_t ldw, int64_t colu
         auto to = [&](int64_t m) { return y + m * columns; };
         const W* own = w + from;
         for (; m + ROWS <= rows; m += ROWS)
-            band<W, ROWS, COLUMNS>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
+            band<W, ROWS>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
         for (; m + 4 <= rows; m += 4)
-            band<W, 4, 1>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
+            streams<W, 4, 2>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
         for (; m + 2 <= rows; m += 2)
-            band<W, 2, 1>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
-        if (m < rows) band<W, 1, 1>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
-    }
-}
-
-// y (M, N) = x (M, K) w (N, K)^T + bias
-template <class W>
-void linear(const W* x, const W* w, const W* bias, W* y, int64_t M, int64_t N, int64_t K,
-            int threads) {
-    // Whether x can be read as it stands.
-    const bool plain = Weights<W>::step == LANES && depth_of(M, K) == K;
-    float* wide = plain ? (float*)x : scratch(0, M * K);
-    int64_t block = share(N, DEPTH * sizeof(W), threads);
-    int64_t blocks = (N + block - 1) / block;
-#pragma omp parallel num_threads(threads)
-    {
-        if (!plain) {
-#pragma omp for schedule(static)
-            for (int64_t m = 0; m < M; m++) pack<W>(x + m * K, m, M, K, wide);
-        }
-        float* sums = scratch(1, M * block);
-#pragma omp for schedule(dynamic) nowait
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t first = b * block, n = N - first < block ? N - first : block;
-            product<W>(wide, M, w + first * K, K, n, K, sums);
-            for (int64_t m = 0; m < M; m++) {
-                const float* from = sums + m * n;
-                W* to = y + m * N + first;
-                if (bias)
-                    for (int64_t i = 0; i < n; i++) put(to[i], from[i] + number(bias[first + i]));
-                else
-                    for (int64_t i = 0; i < n; i++) put(to[i], from[i]);
-            }
-        }
+            streams<W, 2, 4>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
+        if (m < rows) streams<W, 1, 4>(at(m), depth, own, ldw, columns, depth, to(m), columns, from);
     }
 }
 
@@ -187,6 +177,115 @@ INLINE vf power(vf x) {
     y = y * x * x + x + 1.0f;
     vf result = y * (vf)((whole + 127) << 23);
     return tiny ? vf{} : result;
+}
+
+// 1 / (1 + e^-x)
+INLINE vf sigmoid(vf x) {
+    vi below = x < 0.0f;
+    vf e = power(below ? x : -x);
+    return (below ? e : spread(1.0f)) / (1.0f + e);
+}
+
+// The sum of n numbers, or of the squares of how far they lie from `middle`.
+static float sum_of(const float* x, int64_t n) {
+    vf sums = {};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) sums += load(x + i);
+    float sum = total(sums);
+    for (; i < n; i++) sum += x[i];
+    return sum;
+}
+static float squares_of(const float* x, int64_t n, float middle) {
+    vf sums = {};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf off = load(x + i) - middle;
+        sums += off * off;
+    }
+    float sum = total(sums);
+    for (; i < n; i++) sum += (x[i] - middle) * (x[i] - middle);
+    return sum;
+}
+
+// A row as it enters a product, as floats in `wide`, which has room for it and a vector. For SWIGLU
+// it has 2 K numbers, gates first.
+template <class W> void enter(const Product& p, const W* x, float* wide) {
+    const int64_t K = p.K, given = p.before == SWIGLU ? 2 * K : K;
+    for (int64_t i = 0; i < given; i++) wide[i] = number(x[i]);
+    if (p.before == LAYER_NORM || p.before == RMS_NORM) {
+        const W *scale = (const W*)p.norm_weight, *shift = (const W*)p.norm_bias;
+        const float middle = p.before == LAYER_NORM ? sum_of(wide, K) / K : 0;
+        const float factor = 1 / std::sqrt(squares_of(wide, K, middle) / K + (float)p.eps);
+        for (int64_t i = 0; i < K; i++) wide[i] = (wide[i] - middle) * factor;
+        if (scale)
+            for (int64_t i = 0; i < K; i++) wide[i] *= number(scale[i]);
+        if (shift)
+            for (int64_t i = 0; i < K; i++) wide[i] += number(shift[i]);
+        return;
+    }
+    for (int64_t i = 0; i < K; i += LANES) {
+        vf v = load(wide + i);
+        if (p.before == GELU) v *= sigmoid(1.5957691216057308f * (v + 0.044715f * v * v * v));
+        if (p.before == RELU2) v *= v < 0.0f ? vf{} : v;  // NaN stays NaN
+        if (p.before == SWIGLU) v *= sigmoid(v) * load(wide + K + i);
+        save(wide + i, v);
+    }
+}
+
+// y (M, N) = before(x) w (N, K)^T + bias, or `onto` plus `scale` times that
+template <class W> void linear(const Product& p, int64_t M, int threads) {
+    const int64_t N = p.N, K = p.K, row = p.before == SWIGLU ? 2 * K : K;
+    const W *x = (const W*)p.x, *w = (const W*)p.weight, *bias = (const W*)p.bias;
+    const W* onto = (const W*)p.onto;
+    W* y = (W*)p.y;
+    // Whether x can be read as it stands.
+    const bool plain = !p.before && Weights<W>::step == LANES && depth_of(M, K) == K;
+    float* wide = plain ? (float*)x : scratch(0, M * K);
+    int64_t block = share(N, DEPTH * sizeof(W), threads);
+    int64_t blocks = (N + block - 1) / block;
+#pragma omp parallel num_threads(threads)
+    {
+        if (!plain) {
+#pragma omp for schedule(static)
+            for (int64_t m = 0; m < M; m++) {
+                if (!p.before) {
+                    pack<W>(x + m * K, m, M, K, wide);
+                    continue;
+                }
+                float* entered = scratch(2, row + LANES);
+                enter<W>(p, x + m * row, entered);
+                pack<W>(entered, m, M, K, wide);
+            }
+        }
+        float* sums = scratch(1, M * block);
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t first = b * block, n = N - first < block ? N - first : block;
+            product<W>(wide, M, w + first * K, K, n, K, sums);
+            for (int64_t m = 0; m < M; m++) {
+                float* from = sums + m * n;
+                W* to = y + m * N + first;
+                if (bias)
+                    for (int64_t i = 0; i < n; i++) from[i] += number(bias[first + i]);
+                if (onto)
+                    for (int64_t i = 0; i < n; i++)
+                        from[i] = number(onto[m * N + first + i]) + p.scale * from[i];
+                for (int64_t i = 0; i < n; i++) put(to[i], from[i]);
+            }
+        }
+    }
+}
+
+// Products one after the other. What has no x reads the y of the one before; what has no y is not
+// wanted but by the next.
+template <class W> void chain(Product* products, int64_t count, int64_t M, int threads) {
+    for (int64_t i = 0; i < count; i++) {
+        Product& p = products[i];
+        if (!p.x) p.x = products[i - 1].y;
+        if (p.onto_y_of >= 0) p.onto = products[p.onto_y_of].y;
+        if (!p.y) p.y = scratch(4 + i % 2, M * p.N);
+        linear<W>(p, M, threads);
+    }
 }
 
 // scores[0 … s) to weights that add up to 1.

@@ -44,6 +44,52 @@ class _Attend(ctypes.Structure):
     )
 
 
+class Product(ctypes.Structure):
+    """`struct Product` of kernels.cpp: one of a chain of products. `prepared` makes them."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "onto", "y")),
+        *((name, ctypes.c_void_p) for name in ("norm_weight", "norm_bias")),
+        *((name, ctypes.c_int64) for name in ("onto_y_of", "N", "K")),
+        ("eps", ctypes.c_double),
+        ("scale", ctypes.c_float),
+        ("before", ctypes.c_int),
+    )
+
+
+BEFORE = ("", "layernorm", "rmsnorm", "gelu", "relu2", "swiglu")
+"""What a row may go through before it is multiplied, as kernels.cpp counts them."""
+
+
+def prepared(
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    before: str = "",
+    norm: tuple[Tensor, Tensor | None, float] | None = None,
+    onto_y_of: int = -1,
+    scale: float = 1.0,
+) -> Product:
+    """before(x) weight^T + bias, without addresses of x and y; whoever uses it keeps the tensors.
+
+    Args:
+        weight, bias: (N, K) and (N,), contiguous.
+        before: of `BEFORE`; of `swiglu` rows of x have 2 K numbers, gates first.
+        norm: weight and bias (K,) and epsilon of a norm.
+        onto_y_of: which earlier product of the chain it is added to, times `scale`; -1: none.
+    """
+    N, K = weight.shape
+    made = Product(weight=weight.data_ptr(), N=N, K=K, onto_y_of=onto_y_of, scale=scale)
+    made.before = BEFORE.index(before)
+    if bias is not None:
+        made.bias = bias.data_ptr()
+    if norm is not None:
+        norm_weight, norm_bias, made.eps = norm
+        made.norm_weight = norm_weight.data_ptr()
+        made.norm_bias = None if norm_bias is None else norm_bias.data_ptr()
+    return made
+
+
 class Kernels:
     """A compiled library.
 
@@ -69,14 +115,17 @@ class Kernels:
         best = int(library.antiphon_level())
         self.level = best if level is None else min(level, best)
         pointer, number, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        self._linear = library.antiphon_linear
-        self._linear.argtypes = [integer, integer, *[pointer] * 4, *[number] * 3, integer]
+        self._chain = library.antiphon_chain
+        self._chain.argtypes = [integer, integer, pointer, number, number, integer]
         self._attend = library.antiphon_attend
         self._attend.argtypes = [integer, integer, pointer]
         self._store = library.antiphon_store
         self._store.argtypes = [*[pointer] * 6, *[number] * 9]
-        for function in (self._linear, self._attend, self._store):
+        for function in (self._chain, self._attend, self._store):
             function.restype = None
+
+    def __deepcopy__(self, memo: object) -> Kernels:
+        return self  # a model that has been copied uses the same
 
     @property
     def instructions(self) -> str:
@@ -93,22 +142,34 @@ class Kernels:
         Returns:
             (..., N).
         """
-        N, K = weight.shape
+        y = x.new_empty((*x.shape[:-1], len(weight)))
+        self.chain((Product * 1)(prepared(weight, bias)), x, y)
+        return y
+
+    def chain(
+        self, products: ctypes.Array[Product], x: Tensor, y: Tensor, onto: Tensor | None = None
+    ) -> None:
+        """Products one after the other, the first of x and each of the one before, the last into y.
+
+        Args:
+            products: of `prepared`; addresses are written into them.
+            x: (..., K) of the first's, or twice K for `swiglu`.
+            y: (..., N) of the last's, contiguous. All tensors are of one dtype of `DTYPES`.
+            onto: (..., N) of the first's, contiguous, to which that is added.
+        """
         x = x.contiguous()
-        y = x.new_empty((*x.shape[:-1], N))
-        self._linear(
+        first = products[0]
+        first.x, products[-1].y = x.data_ptr(), y.data_ptr()
+        if onto is not None:
+            first.onto = onto.data_ptr()
+        self._chain(
             self.level,
             x.dtype == torch.bfloat16,
-            x.data_ptr(),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            x.numel() // K,
-            N,
-            K,
+            ctypes.addressof(products),
+            len(products),
+            y.numel() // products[-1].N,
             torch.get_num_threads(),
         )
-        return y
 
     def attend(
         self,

@@ -97,7 +97,10 @@ def speed_up(model: nn.Module) -> Routes | None:
 
 
 def route(model: nn.Module, routes: Routes) -> None:
-    """Have the products of a model take these ways."""
+    """Have the products of a model take these ways, and its blocks that of few calls."""
+    from gpt.native.blocks import route_blocks  # blocks are made of what is above
+
+    route_blocks(model, routes.kernels, routes.own_until)
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.is_contiguous():
             module.__class__ = RoutedLinear

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ from gpt.config import GPTConfig
 from gpt.errors import ConfigError
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+from serve.asked import Asked
+from serve.decoding import open_model
+from serve.engine import Engine
+from serve.reply import TextReply
 
 SMALL = ["--prompt", "8", "--tokens", "4", "--rounds", "1", "--threads", "1"]
 MODULES = {"llama.cpp": "llama_cpp"}

@@ -1,0 +1,159 @@
+"""Blocks of a model in few calls: what lies between two attentions is one, for few tokens.
+
+A decode step of one token is made of products that take a tenth of a millisecond each, and of small
+things between them: norms, sums, a bend. Each of those is a call through Python and torch, whose
+code the weights have driven out of the processor's caches meanwhile, so it takes as long as reading
+a megabyte. Here they are done where rows enter and leave the products:
+
+    norm, q, k, v                    one call
+    heads, attention                 `Attention.mix`, as always
+    out, sum, norm, up, bend, down, sum   one call
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from gpt.attention import Attention
+from gpt.cache import LayerCache
+from gpt.model import MLP, Block, Tokens
+from gpt.native.kernels import DTYPES, Kernels, Product, prepared
+from gpt.norms import RMSNorm
+from gpt.plan import LayerPlan
+from gpt.rotary import RotaryTable
+
+BENDS = ("gelu", "relu2", "swiglu")
+"""Of `MLP.kind`, those that the kernels know."""
+
+
+class Steps:
+    """A block's products, prepared once: what is called often must be found ready.
+
+    Attributes:
+        until: most rows for which this is the way to go.
+    """
+
+    def __init__(self, block: Block, kernels: Kernels, until: int) -> None:
+        attn, mlp = block.attn, block.mlp
+        self._kernels, self.until, self.dtype = kernels, until, attn.qkv.weight.dtype
+        self._linears = (attn.qkv, attn.out, mlp.up, mlp.down)
+        self._before = (Product * 1)(_product(attn.qkv, block.norm_attn))
+        self._behind = (Product * 3)(
+            _product(attn.out, scale=block.scale),
+            _product(mlp.up, block.norm_mlp),
+            _product(mlp.down, bend=mlp.kind, onto_y_of=0, scale=block.scale),
+        )
+        # Kept, so that no address is ever of memory that was given back.
+        self._kept = [p.detach() for p in block.parameters()]
+        self._hooks = [
+            hooks
+            for part in block.modules()
+            if part is not block
+            for hooks in (part._forward_hooks, part._forward_pre_hooks)
+        ]
+        self._addresses = [linear.weight.data_ptr() for linear in self._linears]
+
+    def __deepcopy__(self, memo: object) -> None:
+        """None: a copy of the block has weights of its own, and goes torch's way."""
+
+    def take(self, x: Tensor) -> bool:
+        """Whether this is the way to go for rows x, (..., C)."""
+        if torch.is_grad_enabled() or x.dtype != self.dtype or x.device.type != "cpu":
+            return False
+        if x.numel() > self.until * x.shape[-1] or not x.is_contiguous():
+            return False
+        if any(self._hooks):  # somebody looks on at what would not be called
+            return False
+        return self._addresses == [linear.weight.data_ptr() for linear in self._linears]
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The stream's rows, to queries, keys and values."""
+        return self._run(self._before, x)
+
+    def leave(self, y: Tensor, x: Tensor) -> Tensor:
+        """What attention made of them, and the rows themselves, to the stream behind the block."""
+        return self._run(self._behind, y, x)
+
+    def _run(self, steps: ctypes.Array[Product], x: Tensor, onto: Tensor | None = None) -> Tensor:
+        own = type(steps).from_buffer_copy(steps)  # another thread may be in the same block
+        y = x.new_empty((*x.shape[:-1], own[-1].N))
+        self._kernels.chain(own, x, y, onto)
+        return y
+
+
+class RoutedBlock(Block):
+    """A block that goes this way for few rows."""
+
+    steps: Steps | None
+
+    def forward(
+        self,
+        x: Tensor,
+        rotary: RotaryTable | None,
+        plan: LayerPlan,
+        cache: LayerCache | None,
+        tokens: Tokens,
+    ) -> Tensor:
+        steps = self.steps
+        if steps is None or self.training or not steps.take(x):
+            return super().forward(x, rotary, plan, cache, tokens)
+        y = self.attn.mix(steps.enter(x), rotary, plan, cache, tokens.ids)
+        return steps.leave(y, x)
+
+
+def route_blocks(model: nn.Module, kernels: Kernels, until: int) -> int:
+    """Have the blocks of a model go this way.
+
+    Returns:
+        How many do: some architectures have something between the products that is not known here.
+    """
+    routed = 0
+    for block in model.modules():
+        if type(block) is Block and _known(block):
+            block.__class__ = RoutedBlock
+            cast(RoutedBlock, block).steps = Steps(block, kernels, until)
+            routed += 1
+    return routed
+
+
+def _known(block: Block) -> bool:
+    attn, mlp = block.attn, block.mlp
+    between = (block.conv_attn, block.conv_mlp, block.stream_scale, block.x0_scale)
+    if not block.pre or any(part is not None for part in between) or mlp.kind not in BENDS:
+        return False
+    if type(attn) is not Attention or type(mlp) is not MLP:
+        return False
+    for norm in (block.norm_attn, block.norm_mlp):
+        if not isinstance(norm, RMSNorm | nn.LayerNorm) or norm.weight is None:
+            return False
+    if not all(isinstance(each, nn.Linear) for each in (attn.qkv, attn.out, mlp.up, mlp.down)):
+        return False
+    # Norms and linear layers; queries and keys have norms of their own, which `heads` sees to.
+    tensors = list(block.parameters())
+    alike = {(p.dtype, p.device.type) for p in tensors}
+    return (
+        len(alike) == 1
+        and tensors[0].dtype in DTYPES
+        and tensors[0].device.type == "cpu"
+        and all(p.is_contiguous() for p in tensors)
+    )
+
+
+def _product(
+    linear: nn.Linear,
+    norm: nn.Module | None = None,
+    *,
+    bend: str = "",
+    onto_y_of: int = -1,
+    scale: float = 1.0,
+) -> Product:
+    if norm is None:
+        return prepared(linear.weight, linear.bias, before=bend, onto_y_of=onto_y_of, scale=scale)
+    assert isinstance(norm, RMSNorm | nn.LayerNorm)
+    kind = "layernorm" if isinstance(norm, nn.LayerNorm) else "rmsnorm"
+    values = (norm.weight, getattr(norm, "bias", None), float(norm.eps or 0.0))
+    return prepared(linear.weight, linear.bias, before=kind, norm=values)

@@ -122,7 +122,7 @@ class Attention(nn.Module):
     def heads(self, qkv: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """The same from the product, (..., (H + 2 K) * D)."""
         qkv = qkv.view(*qkv.shape[:-1], -1, self.head_dim)  # (..., H + 2 K, D)
-        q, k, v = qkv.split(self.sizes, dim=-2)
+        q, k, v = qkv.split(self.sizes, dim=-2)  # type: ignore[no-untyped-call]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:

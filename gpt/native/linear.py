@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt.native.hugepages import settle
 from gpt.native.kernels import DTYPES, Kernels, load
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ def widened(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def speed_up(model: nn.Module) -> Routes | None:
     """Have a model's products on the CPU take the fastest way, if kernels can be had and it is
-    large enough to gain. Compiles them the first time, and measures for about a second.
+    large enough to gain. Compiles them the first time, and measures for about a second. Its
+    parameters move (`gpt.native.hugepages`).
 
     Returns:
         None if nothing was changed.
@@ -90,6 +92,7 @@ def speed_up(model: nn.Module) -> Routes | None:
     kernels = load()
     if kernels is None:
         return None
+    settle(model)
     routes = measure(kernels, weights[0].dtype)
     route(model, routes)
     log.info("kernels of our own (%s): %s", kernels.instructions, routes)

@@ -1,0 +1,67 @@
+"""A model's weights in huge pages of memory, so that fewer addresses must be looked up to read them.
+
+Linux hands out memory in pages of 4 KiB, and the processor keeps the places of a few thousand at
+hand; a decode step reads a hundred thousand of them. In pages of 2 MiB all have room. A program must
+ask for those where `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+from pathlib import Path
+
+import torch
+from torch import nn
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES = 2 * 2**20
+LINE_BYTES = 64
+SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@torch.no_grad()
+def settle(model: nn.Module) -> bool:
+    """Move a model's parameters there, each to a cache line of its own. Views of them that somebody
+    holds are left behind; parameters that share their numbers share them on.
+
+    Memory is taken as it is filled, so at most one parameter is there twice.
+
+    Returns:
+        False if nothing was changed: no such pages here, or not all is on the CPU.
+    """
+    parameters = list(model.parameters())  # each once
+    if not parameters or any(p.device.type != "cpu" for p in parameters) or not offered():
+        return False
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.numel() * p.element_size()) for p in parameters)
+    if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
+        return False  # parameters that are parts of one another
+    room = sum(p.numel() * p.element_size() + LINE_BYTES for p in parameters) + 2 * PAGE_BYTES
+    try:
+        memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError) as error:
+        log.info("no huge pages for the weights: %s", error)
+        return False
+    # The tensors keep the mapping alive.
+    place = torch.frombuffer(memory, dtype=torch.uint8)
+    at = -place.data_ptr() % PAGE_BYTES
+    for p in parameters:
+        size = p.numel() * p.element_size()
+        own = place[at : at + size].view(p.dtype).view(p.shape)
+        own.copy_(p)
+        p.data = own
+        at += -(-size // LINE_BYTES) * LINE_BYTES
+    return True
+
+
+def offered() -> bool:
+    """Whether a program that asks may get huge pages."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return False
+    try:
+        return "[never]" not in SETTING.read_text()
+    except OSError:
+        return False

@@ -1,8 +1,8 @@
-"""A model's weights in huge pages of memory, so that fewer addresses must be looked up to read them.
+"""A model's weights in huge pages of memory, so that fewer addresses are looked up to read them.
 
 Linux hands out memory in pages of 4 KiB, and the processor keeps the places of a few thousand at
-hand; a decode step reads a hundred thousand of them. In pages of 2 MiB all have room. A program must
-ask for those where `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise`.
+hand; a decode step reads a hundred thousand of them. In pages of 2 MiB all have room. A program
+must ask for those where `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise`.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ class Ours:
         optimizer = self._optimizer(fused)
         model: Any = self.model
         if compiled:
-            self._compiled = self._compiled or torch.compile(self.model, dynamic=False)
+            if self._compiled is None:  # the truth of a compiled model is its length, which it lacks
+                self._compiled = torch.compile(self.model, dynamic=False)
             model = self._compiled
 
         def nats() -> Tensor:
@@ -182,7 +183,8 @@ class NanoGPT:
     def subjects(self, precision: str, *, compiled: bool) -> Iterator[Subject]:
         yield self._subject("nanogpt", precision, self.model)
         if compiled:
-            self._compiled = self._compiled or torch.compile(self.model)
+            if self._compiled is None:
+                self._compiled = torch.compile(self.model)
             yield self._subject("nanogpt compiled", precision, self._compiled)
 
     def _subject(self, name: str, precision: str, model: Any) -> Subject:

@@ -32,7 +32,7 @@ WORTH_BYTES = 32 * 2**20
 ROWS = (1, 4, 16, 32, 64, 128, 256)
 """Numbers of rows that are tried."""
 
-TRIES = 2
+TRIES, RETRIES = 2, 8
 
 Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
@@ -126,7 +126,7 @@ def measure(kernels: Kernels, dtype: torch.dtype) -> Routes:
     for rows in ROWS:
         race = _Race(ways, torch.full((rows, 1024), 0.01, dtype=dtype), weights)
         race.run(TRIES)
-        for _ in range(2):
+        for _ in range(RETRIES):
             if race.loses("own"):
                 race.run(TRIES)
         torchs = race.best.get("torch", torch.inf)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpt.bench.command import main
 from gpt.errors import ConfigError
@@ -87,6 +88,22 @@ def test_all_rows_lose_the_same_and_are_compared(
     assert "yes" in below[1]
     assert "yes" not in below[2]  # of so small a vocabulary
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compiled_steps_run_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced, but run as it is, since compiling takes a minute and is torch's affair."""
+    (tmp_path / "model.py").write_text("FACTOR = 1\n" + PEER)
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: compile_(model, backend="eager"))
+    given = ["--compile", "--precisions", "float32", "--nanogpt", str(tmp_path)]
+    out = tmp_path / "a.json"
+    assert main([*SMALL, *given, "--json", str(out)]) == 0
+    found = json.loads(out.read_text())["results"]
+    assert [each["name"] for each in found][-3:] == ["  compiled", "nanogpt", "nanogpt compiled"]
+    assert all(each["same_loss"] for each in found)
+    assert "compile " in capsys.readouterr().out.split("what a switch gives")[1]
 
 
 def test_a_large_vocabulary_has_the_loss_in_shares_by_default(

@@ -25,6 +25,7 @@ from gpt.bench.output import (
     at_least,
     machine_facts,
     machine_line,
+    names_of,
     table,
     whole_numbers,
     write_plot,
@@ -76,8 +77,8 @@ def configure(parser: argparse.ArgumentParser, *, prompt: int = 128, tokens: int
         help="tokens to make of each (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"],
-        help="of weights and cache (default: both)",
+        "--dtypes", type=names_of(*MOST_OFF), default=list(MOST_OFF), metavar="NAME,NAME",
+        help=f"of weights and cache, of {', '.join(MOST_OFF)} (default: both)",
     )  # fmt: skip
     parser.add_argument(
         "--peers", default="transformers", metavar="NAME,NAME",

@@ -8,10 +8,11 @@ import json
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt.arguments import hint
 from gpt.errors import ConfigError, DataError
 from gpt.files import write_atomically
 from gpt.machine import cpu_name
@@ -53,6 +54,22 @@ def whole_numbers(text: str) -> list[int]:
     if found[0] < 1:
         raise argparse.ArgumentTypeError(f"{text[:60]!r} has a number below 1")
     return found
+
+
+def names_of(*choices: str) -> Callable[[str], list[str]]:
+    """An argparse type: `float32,bfloat16`, each of the choices, in the order given and once."""
+
+    def names(text: str) -> list[str]:
+        found = list(dict.fromkeys(part.strip() for part in text.split(",")))
+        for name in found:
+            if name not in choices:
+                raise argparse.ArgumentTypeError(
+                    f"{name[:60]!r} is none of {', '.join(choices)} (with commas between them)"
+                    + hint(name, choices)
+                )
+        return found
+
+    return names
 
 
 def at_least(args: argparse.Namespace, low: int, *names: str) -> None:

@@ -13,6 +13,7 @@ from gpt.bench.output import (
     at_least,
     machine_facts,
     machine_line,
+    names_of,
     table,
     write_plot,
     write_results,
@@ -49,16 +50,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=int, metavar="N", help=f"{what} (default: the shape's)"
         )
     parser.add_argument(
-        "--precisions", nargs="+", choices=("float32", "bf16"), default=["float32", "bf16"],
-        help="of the matrix products (default: both)",
+        "--precisions", type=names_of(*SAME_LOSS), default=list(SAME_LOSS), metavar="NAME,NAME",
+        help=f"of the matrix products, of {', '.join(SAME_LOSS)} (default: both)",
     )  # fmt: skip
     parser.add_argument(
         "--no-switches", action="store_true", help="only the step as training takes it"
     )
     parser.add_argument("--compile", action="store_true", help="compiled steps, too")
     parser.add_argument(
-        "--peers", nargs="*", choices=PEERS, default=list(PEERS),
-        help="run them beside (default: all that can be)",
+        "--peers", type=names_of(*PEERS, "none"), default=list(PEERS), metavar="NAME,NAME",
+        help=f"run them beside, of {', '.join(PEERS)}; none for none (default: all that can be)",
     )  # fmt: skip
     parser.add_argument("--nanogpt", metavar="PATH", help="nanoGPT's folder, or its model.py")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="(default: %(default)s)")

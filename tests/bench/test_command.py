@@ -89,6 +89,42 @@ def test_lengths_are_whole_numbers(lengths: str, capsys: pytest.CaptureFixture[s
     assert "argument --lengths" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "wrong", "choices"),
+    [
+        ("decode --dtypes float32,bf16", "'bf16'", "float32, bfloat16"),
+        ("prefill --dtypes bfloat15", "'bfloat15'", "did you mean bfloat16?"),
+        ("decode --dtypes float32,", "''", "float32, bfloat16"),
+        ("train --precisions bfloat16", "'bfloat16'", "float32, bf16"),
+        ("train --peers nanogtp", "'nanogtp'", "did you mean nanogpt?"),
+    ],
+)
+def test_a_wrong_name_in_a_list_is_told_with_those_there_are(
+    given: str, wrong: str, choices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(given.split())
+    said = capsys.readouterr().err
+    assert f"argument {given.split()[1]}: {wrong} is none of" in said
+    assert choices in said
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "found"),
+    [
+        ("decode --dtypes bfloat16,float32,bfloat16", "dtypes", ["bfloat16", "float32"]),
+        ("prefill --dtypes float32", "dtypes", ["float32"]),
+        ("prefill", "dtypes", ["float32", "bfloat16"]),
+        ("train --precisions float32,bf16", "precisions", ["float32", "bf16"]),
+        ("train --peers none", "peers", ["none"]),
+    ],
+)
+def test_names_stand_with_commas_in_the_order_given(
+    given: str, name: str, found: list[str]
+) -> None:
+    assert getattr(command.build_parser("bench").parse_args(given.split()), name) == found
+
+
 def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         command.main(["recall", "--rate", "2", "--json", str(tmp_path / "a" / "b.json")])

@@ -157,7 +157,7 @@ def test_each_step_has_a_moment_of_its_own_however_late_the_tokens_are_read(
 
     def read_late(self: Engine, asked: Asked) -> TextReply:
         reply = submit(self, asked)
-        while (load := self.load()).running or load.waiting:
+        while (load := self.load).running or load.waiting:
             time.sleep(0.001)
         return reply
 

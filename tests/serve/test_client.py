@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import subprocess
@@ -15,6 +16,7 @@ from gpt.generate import generate
 from gpt.params import SamplingParams
 from gpt.tokenizer import Tokenizer
 from gpt.transcript import Transcript, table
+from serve.async_client import AsyncClient
 from serve.client import Client, RequestError
 from serve.generate import main
 from tests.serve.scripted import ANY, ScriptedModel
@@ -56,6 +58,27 @@ def test_every_answer_tells_the_version_that_made_it(serve: Serve) -> None:
     assert "".join(delta.text for delta in stream) == "ab"
     told = [stream.model_version, served.client.generate("x").model_version]
     assert [*told, served.client.model().version] == ["609bc27092b10189"] * 3
+
+
+def test_the_client_for_asyncio_is_told_it_too_from_the_first_delta_on(serve: Serve) -> None:
+    served = serve(ScriptedModel.of(BYTES, list(b"ab")))
+    served.engine.version = "609bc27092b10189"
+
+    async def ask() -> list[str]:
+        async with AsyncClient(served.server.target, timeout=30) as client:
+            stream = client.stream("x")
+            told = [stream.model_version]
+            text = ""
+            async for delta in stream:
+                text += delta.text
+                told.append(stream.model_version)
+            assert text == "ab"
+            told.append((await client.generate("x")).model_version)
+            return [*told, (await client.model()).version]
+
+    before, *told = asyncio.run(ask())
+    assert before == ""
+    assert set(told) == {"609bc27092b10189"}
 
 
 def test_the_command_streams_prompt_and_text(

@@ -131,7 +131,7 @@ class Ours:
         optimizer = self._optimizer(fused)
         model: Any = self.model
         if compiled:
-            if self._compiled is None:  # the truth of a compiled model is its length, which it lacks
+            if self._compiled is None:  # its truth would be its length, which it lacks
                 self._compiled = torch.compile(self.model, dynamic=False)
             model = self._compiled
 

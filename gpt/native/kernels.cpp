@@ -93,7 +93,8 @@ struct Attend {
 namespace plain {
 #define LANES 4
 #define ROWS 8
-#include "kernels.inl"
+#include "products.inl"
+#include "attend.inl"
 #undef LANES
 #undef ROWS
 }  // namespace plain
@@ -108,7 +109,8 @@ namespace plain {
 namespace avx2 {
 #define LANES 8
 #define ROWS 8
-#include "kernels.inl"
+#include "products.inl"
+#include "attend.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx2
@@ -124,7 +126,8 @@ namespace avx2 {
 namespace avx512 {
 #define LANES 16
 #define ROWS 8
-#include "kernels.inl"
+#include "products.inl"
+#include "attend.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx512

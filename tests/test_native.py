@@ -17,6 +17,7 @@ from torch import Tensor
 from gpt.cache import KVCache
 from gpt.config import GPTConfig
 from gpt.deterministic import make_deterministic
+from gpt.lora import LoRAConfig, adapt
 from gpt.model import GPT, Block
 from gpt.native import build as building
 from gpt.native import kernels as native
@@ -378,6 +379,16 @@ def test_a_block_with_something_else_in_it_stays_as_it_is(
         route(gpt, Routes(Kernels(library), 16, wide=False))
         assert {type(block) for block in gpt.blocks} == {Block}
         assert error(gpt(ids), before.double()) < 1e-5
+
+
+@needs_compiler
+def test_a_block_with_adapters_stays_as_it_is(library: Path) -> None:
+    """Adapted layers are linear layers, but not only that."""
+    gpt = model(torch.float32)
+    adapt(gpt, LoRAConfig(rank=2, matrices=("mlp.up",)))
+    native.use(Kernels(library))
+    route(gpt, Routes(Kernels(library), 16, wide=False))
+    assert {type(block) for block in gpt.blocks} == {Block}
 
 
 @needs_compiler

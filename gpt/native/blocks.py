@@ -22,6 +22,7 @@ from gpt.attention import Attention
 from gpt.cache import LayerCache
 from gpt.model import MLP, Block, Tokens
 from gpt.native.kernels import DTYPES, Kernels, Product, prepared
+from gpt.native.linear import RoutedLinear
 from gpt.norms import RMSNorm
 from gpt.plan import LayerPlan
 from gpt.rotary import RotaryTable
@@ -130,9 +131,10 @@ def _known(block: Block) -> bool:
     for norm in (block.norm_attn, block.norm_mlp):
         if not isinstance(norm, RMSNorm | nn.LayerNorm) or norm.weight is None:
             return False
-    if not all(isinstance(each, nn.Linear) for each in (attn.qkv, attn.out, mlp.up, mlp.down)):
+    # Not what is derived of them: an adapter adds something of its own.
+    linears = (attn.qkv, attn.out, mlp.up, mlp.down)
+    if not all(type(each) in (nn.Linear, RoutedLinear) for each in linears):
         return False
-    # Norms and linear layers; queries and keys have norms of their own, which `heads` sees to.
     tensors = list(block.parameters())
     alike = {(p.dtype, p.device.type) for p in tensors}
     return (

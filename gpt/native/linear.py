@@ -101,7 +101,7 @@ def speed_up(model: nn.Module) -> Routes | None:
 
 def route(model: nn.Module, routes: Routes) -> None:
     """Have the products of a model take these ways, and its blocks that of few calls."""
-    from gpt.native.blocks import route_blocks  # blocks are made of what is above
+    from gpt.native.blocks import route_blocks  # which knows RoutedLinear
 
     route_blocks(model, routes.kernels, routes.own_until)
     for module in model.modules():

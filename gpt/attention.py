@@ -93,18 +93,19 @@ class Attention(nn.Module):
         Returns:
             The same shape as x.
         """
-        return self.out(self.mix(self.qkv(x), rotary, plan, cache, ids))  # type: ignore[no-any-return]
+        y = self.mix(*self.project(x, rotary), plan, cache, ids)
+        return self.out(y)  # type: ignore[no-any-return]  # as every module's call is
 
     def mix(
         self,
-        qkv: Tensor,
-        rotary: RotaryTable | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
         plan: LayerPlan,
         cache: LayerCache | None = None,
         ids: Tensor | None = None,
     ) -> Tensor:
-        """What lies between the two matrices: (..., (H + 2 K) * D) to (..., H * D)."""
-        q, k, v = self.heads(qkv, rotary)
+        """What lies between the two matrices, of what `project` returns: (..., H * D)."""
         if self.values is not None:
             assert ids is not None, "tokens have values of their own, so it must be known which"
             v = self.values(v, ids)
@@ -117,17 +118,17 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Questions, headings and answers of the tokens: (..., H, D), (..., K, D), (..., K, D)."""
-        return self.heads(self.qkv(x), rotary)
-
-    def heads(self, qkv: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The same from the product, (..., (H + 2 K) * D)."""
-        qkv = qkv.view(*qkv.shape[:-1], -1, self.head_dim)  # (..., H + 2 K, D)
-        q, k, v = qkv.split(self.sizes, dim=-2)  # type: ignore[no-untyped-call]
+        q, k, v = self.heads(self.qkv(x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         return q, k, v
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views of the product, (..., (H + 2 K) * D), as `project` returns them."""
+        qkv = qkv.view(*qkv.shape[:-1], -1, self.head_dim)  # (..., H + 2 K, D)
+        return qkv.split(self.sizes, dim=-2)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class ValueEmbedding(nn.Module):

@@ -326,7 +326,15 @@ def test_what_bf16_weights_cost(library: Path) -> None:
 KINDS: list[dict[str, Any]] = [
     {"norm": "layernorm", "mlp": "gelu", "bias": True, "position": "learned", "qk_norm": False},
     {"mlp": "swiglu", "position": "rotary", "n_kv_head": 2, "qk_norm": True, "head_dim": 12},
-    {"mlp": "relu2", "residual_scale": 0.7, "pattern": "window:6", "d_model": 56},
+    {
+        "mlp": "relu2",
+        "residual_scale": 0.7,
+        "pattern": "window:6",
+        "d_model": 56,
+        "position": "rotary",
+        "rope_layout": "interleaved",
+        "rope_dims": 6,
+    },
     {"norm": "layernorm", "mlp": "swiglu", "bias": False, "value_embeddings": True, "d_ff": 37},
 ]
 

@@ -1,5 +1,29 @@
 // Attention of few tokens, for one instruction set: see products.inl, which comes before it.
 
+// Heads of queries, then of keys, each normed by its root mean square and turned by its position.
+template <class W> void turn(const Turn& t, int64_t M) {
+    const int64_t D = t.D, P = t.pairs;
+    float* wide = scratch(2, D);
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t h = 0; h < t.H + t.K; h++) {
+            W* x = (W*)t.rows + m * t.row + h * D;
+            for (int64_t i = 0; i < D; i++) wide[i] = number(x[i]);
+            if (const W* weight = (const W*)(h < t.H ? t.q_weight : t.k_weight)) {
+                const float factor = 1 / std::sqrt(squares_of(wide, D, 0) / D + t.eps);
+                for (int64_t i = 0; i < D; i++) wide[i] *= factor * number(weight[i]);
+            }
+            const float *cos = t.cos + m * P, *sin = t.sin + m * P;
+            const int64_t step = t.interleaved ? 2 : 1, other = t.interleaved ? 1 : P;
+            for (int64_t i = 0; i < P; i++) {
+                float &a = wide[i * step], &b = wide[i * step + other];
+                const float turned = a * cos[i] - b * sin[i];
+                b = b * cos[i] + a * sin[i];
+                a = turned;
+            }
+            for (int64_t i = 0; i < D; i++) put(x[i], wide[i]);
+        }
+}
+
 // scores[0 … s) to weights that add up to 1.
 static void softmax(float* scores, int64_t s) {
     float most = -INFINITY;

@@ -1,13 +1,14 @@
-"""Blocks of a model in few calls: what lies between two attentions is one, for few tokens.
+"""Blocks of a model in few calls: what lies between two attentions is two or three, for few tokens.
 
 A decode step of one token is made of products that take a tenth of a millisecond each, and of small
 things between them: norms, sums, a bend. Each of those is a call through Python and torch, whose
 code the weights have driven out of the processor's caches meanwhile, so it takes as long as reading
 a megabyte. Here they are done where rows enter and leave the products:
 
-    norm, q, k, v                    one call
-    heads, attention                 `Attention.mix`, as always
-    out, sum, norm, up, bend, down, sum   one call
+    norm, queries, keys, values             one call
+    norms and turns of queries and keys     one, if there are such
+    attention                               `Attention.mix`, as always
+    out, sum, norm, up, bend, down, sum     one call
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ class Steps:
             _product(mlp.up, block.norm_mlp),
             _product(mlp.down, bend=mlp.kind, onto_y_of=0, scale=block.scale),
         )
+        self._heads = (attn.sizes[0], attn.sizes[1], attn.head_dim)
+        self._norms = None
+        if attn.q_norm is not None and attn.k_norm is not None:
+            weights = (attn.q_norm.weight.detach(), attn.k_norm.weight.detach())
+            self._norms = (*weights, float(attn.q_norm.eps or 0.0))
         # Kept, so that no address is ever of memory that was given back.
         self._kept = [p.detach() for p in block.parameters()]
         self._hooks = [
@@ -74,6 +80,17 @@ class Steps:
     def enter(self, x: Tensor) -> Tensor:
         """The stream's rows, to queries, keys and values."""
         return self._run(self._before, x)
+
+    def turn(self, qkv: Tensor, rotary: RotaryTable | None) -> None:
+        """Norm queries and keys, and turn them by their positions, in place."""
+        if self._norms is None and rotary is None:
+            return
+        table = None
+        if rotary is not None:
+            lead = (*qkv.shape[:-1], 1, rotary.cos.shape[-1])  # of all tokens, where they share one
+            cos, sin = (each.expand(lead).contiguous() for each in rotary[:2])
+            table = (cos, sin, rotary.interleaved)
+        self._kernels.turn(qkv, self._heads, self._norms, table)
 
     def leave(self, y: Tensor, x: Tensor) -> Tensor:
         """What attention made of them, and the rows themselves, to the stream behind the block."""
@@ -102,7 +119,9 @@ class RoutedBlock(Block):
         steps = self.steps
         if steps is None or self.training or not steps.take(x):
             return super().forward(x, rotary, plan, cache, tokens)
-        y = self.attn.mix(steps.enter(x), rotary, plan, cache, tokens.ids)
+        qkv = steps.enter(x)
+        steps.turn(qkv, rotary)
+        y = self.attn.mix(*self.attn.heads(qkv), plan, cache, tokens.ids)
         return steps.leave(y, x)
 
 

@@ -75,6 +75,16 @@ struct Product {
     int before;
 };
 
+// Queries and keys of M tokens, to be normed and turned where they lie.
+struct Turn {
+    void* rows;                         // (M, heads * D), `row` numbers apart
+    const void *q_weight, *k_weight;    // (D) of the norms, or null
+    const float *cos, *sin;             // (M, pairs), or null
+    int64_t row, H, K, D, pairs;
+    float eps;
+    int interleaved;
+};
+
 struct Attend {
     const void *q, *keys, *values;
     void* out;
@@ -167,6 +177,14 @@ extern "C" void antiphon_chain(int level, int is_bf16, Product* products, int64_
         DISPATCH(level, chain<bf16>(products, count, M, threads))
     } else {
         DISPATCH(level, chain<float>(products, count, M, threads))
+    }
+}
+
+extern "C" void antiphon_turn(int level, int is_bf16, const Turn* t, int64_t M) {
+    if (is_bf16) {
+        DISPATCH(level, turn<bf16>(*t, M))
+    } else {
+        DISPATCH(level, turn<float>(*t, M))
     }
 }
 

@@ -44,6 +44,17 @@ class _Attend(ctypes.Structure):
     )
 
 
+class _Turn(ctypes.Structure):
+    """`struct Turn` of kernels.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("rows", "q_weight", "k_weight", "cos", "sin")),
+        *((name, ctypes.c_int64) for name in ("row", "H", "K", "D", "pairs")),
+        ("eps", ctypes.c_float),
+        ("interleaved", ctypes.c_int),
+    )
+
+
 class Product(ctypes.Structure):
     """`struct Product` of kernels.cpp: one of a chain of products. `prepared` makes them."""
 
@@ -117,11 +128,13 @@ class Kernels:
         pointer, number, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self._chain = library.antiphon_chain
         self._chain.argtypes = [integer, integer, pointer, number, number, integer]
+        self._turn = library.antiphon_turn
+        self._turn.argtypes = [integer, integer, pointer, number]
         self._attend = library.antiphon_attend
         self._attend.argtypes = [integer, integer, pointer]
         self._store = library.antiphon_store
         self._store.argtypes = [*[pointer] * 6, *[number] * 9]
-        for function in (self._chain, self._attend, self._store):
+        for function in (self._chain, self._turn, self._attend, self._store):
             function.restype = None
 
     def __deepcopy__(self, memo: object) -> Kernels:
@@ -169,6 +182,35 @@ class Kernels:
             len(products),
             y.numel() // products[-1].N,
             torch.get_num_threads(),
+        )
+
+    def turn(
+        self,
+        qkv: Tensor,
+        heads: tuple[int, int, int],
+        norms: tuple[Tensor, Tensor, float] | None,
+        table: tuple[Tensor, Tensor, bool] | None,
+    ) -> None:
+        """Norm queries and keys by their root mean square, and turn them, where they lie.
+
+        Args:
+            qkv: (..., (H + 2 K) * D), contiguous.
+            heads: H, K and D.
+            norms: weights (D,) for queries and for keys, of qkv's dtype, and epsilon.
+            table: cosines and sines, R / 2 float32 numbers for each token, contiguous, and whether
+                neighbours are a pair.
+        """
+        H, K, D = heads
+        row = (H + 2 * K) * D
+        call = _Turn(rows=qkv.data_ptr(), row=row, H=H, K=K, D=D)
+        if norms is not None:
+            call.q_weight, call.k_weight = norms[0].data_ptr(), norms[1].data_ptr()
+            call.eps = norms[2]
+        if table is not None:
+            cos, sin, call.interleaved = table
+            call.cos, call.sin, call.pairs = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
+        self._turn(
+            self.level, qkv.dtype == torch.bfloat16, ctypes.addressof(call), qkv.numel() // row
         )
 
     def attend(

@@ -10,11 +10,11 @@ slow spell of the machine hits all of them:
   a step              with no clock in it
   a step in parts     another one, with a clock around each of its parts
 
-Parts are the calls of the kernels (products, with what lies between them; attention; storing keys
-and values), the plan of the attention, and the draw of the tokens. "torch's products" are those of
-more rows than ours are the fastest for, or all, if there are no kernels here or the model is so
-small that it keeps to torch. The rest is Python, and torch's small operations. A clock takes some
-tenths of a microsecond a call, which the rest bears.
+Parts are the calls of the kernels (products, with what lies between them; norms and turns of
+queries and keys; attention; storing keys and values), the plan of the attention, and the draw of
+the tokens. "torch's products" are those of more rows than ours are the fastest for, or all, if
+there are no kernels here or the model is so small that it keeps to torch. The rest is Python, and
+torch's small operations. A clock takes some tenths of a microsecond a call, which the rest bears.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from gpt.cache import PAGE_SIZE, KVCache
 from gpt.config import PRESETS, GPTConfig
 from gpt.generate import step
 from gpt.model import GPT
+from gpt.native.hugepages import take_out
 from gpt.native.kernels import Kernels
 from gpt.native.linear import speed_up
 from gpt.pages import CachePages, pages_for
@@ -60,6 +61,7 @@ def _linear_bytes(x: Tensor, weight: Tensor, *_: object) -> int:
 PARTS: dict[str, tuple[Any, str, Callable[..., int] | None]] = {
     "products": (Kernels, "chain", _chain_bytes),
     "torch's products": (F, "linear", _linear_bytes),
+    "norms and turns of heads": (Kernels, "turn", None),
     "attention": (Kernels, "attend", None),
     "storing keys and values": (Kernels, "store", None),
     "plan": (AttentionPlan, "paged", None),
@@ -262,6 +264,7 @@ def main() -> None:
         vocab_size=max(config.vocab_size, 257), block_size=max(config.block_size, most)
     )
     model = GPT(config).eval().to(getattr(torch, args.dtype))
+    take_out(model)
     routes = speed_up(model)
     print(machine_line(machine_facts()))
     ways = "no kernels of our own" if routes is None else str(routes)

@@ -138,11 +138,6 @@ def load(settings: Settings, source: ModelSource, replaces: Engine | None = None
     loaded, dtype, why = open_model(
         source.path, settings.dtype, device, exact=settings.deterministic
     )
-    if device.type == "cpu":
-        # What is read from a file may be the file itself, mapped into memory: whoever writes over
-        # that would change the model at work.
-        for tensor in (*loaded.model.parameters(), *loaded.model.buffers()):
-            tensor.data = tensor.data.clone()
     config, name = loaded.model.config, source.name or loaded.name
     log = logging.getLogger(__name__)
     log.info(

@@ -400,6 +400,93 @@ def test_a_block_with_adapters_stays_as_it_is(library: Path) -> None:
 
 
 @needs_compiler
+def test_a_bend_keeps_what_is_not_a_number(kernels: Kernels) -> None:
+    """As torch does: an overflow below zero is nothing to ReLU^2, and NaN stays NaN."""
+    inf, nan = torch.inf, torch.nan
+    x = torch.tensor([[-inf, 1.0, 2.0, -3.0], [inf, 1.0, 2.0, 3.0], [nan, 1.0, 2.0, 3.0]])
+    for before, expected in (("relu2", 5.0), ("gelu", None)):  # of -inf and the rest; None: NaN
+        for dtype in native.DTYPES:
+            weight, y = torch.ones(1, 4, dtype=dtype), torch.empty(3, 1, dtype=dtype)
+            step = native.prepared(weight, before=before)
+            kernels.chain((native.Product * 1)(step), x.to(dtype), y)
+            assert y[0].isnan() if expected is None else y[0] == expected
+            assert y[1].isposinf()
+            assert y[2].isnan()
+
+
+@needs_compiler
+def test_many_rows_training_and_autocast_go_the_ways_of_torch(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernels(library)
+    native.use(kernels)
+    gpt = model(torch.float32, dropout=0.5)
+    route(gpt, Routes(kernels, 16, wide=False))
+    chains: list[int] = []
+    whole = Kernels.chain
+
+    def counted(self: Kernels, products: Any, x: Tensor, *rest: Any) -> None:
+        chains.append(len(products))
+        whole(self, products, x, *rest)
+
+    monkeypatch.setattr(Kernels, "chain", counted)
+    ids = torch.randint(61, (1, 16))
+    with torch.no_grad():
+        exact = gpt(ids)
+        assert chains == [1, 3, 1, 3, 1]
+        chains.clear()
+        gpt(torch.cat([ids, ids]))
+        assert not chains, "32 rows are too many"
+        with torch.autocast("cpu", torch.bfloat16):
+            assert gpt(ids).dtype == torch.bfloat16
+        assert not chains
+        gpt.train()
+        assert error(gpt(ids), exact.double()) > 0.1, "with dropout"
+        assert 3 not in chains
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", ["adapter", "matrix", "norm", "bias", "q_norm"])
+def test_what_is_put_in_another_place_later_is_heeded(library: Path, change: str) -> None:
+    kernels = Kernels(library)
+    native.use(kernels)
+    gpt = model(torch.float32, bias=True)
+    route(gpt, Routes(kernels, 16, wide=False))
+    ids = torch.randint(61, (1, 9))
+    block = cast(Any, gpt.blocks[0])
+    with torch.no_grad():
+        before = gpt(ids)
+        if change == "adapter":
+            adapt(gpt, LoRAConfig(rank=2, matrices=("mlp.up",)))
+            for name, p in gpt.named_parameters():
+                if name.endswith(".b"):
+                    p.fill_(0.3)
+        elif change == "matrix":
+            block.mlp.up = torch.nn.Linear(64, 256)
+        elif change == "norm":
+            block.norm_attn.weight = torch.nn.Parameter(torch.full((64,), 3.0))
+        elif change == "bias":
+            block.attn.out.bias.data = torch.full((64,), 3.0)
+        else:
+            block.attn.q_norm.weight.data = torch.full((16,), 3.0)
+        found = gpt(ids)
+        native.use(None)
+        exact = copy.deepcopy(gpt).double()
+        for each in exact.blocks:
+            each.__class__ = Block
+        expected = exact(ids)
+    assert error(found, expected) < 1e-5
+    assert error(before, expected) > 1e-2
+    assert block.steps is None, "what it kept is let go"
+    if change != "adapter":
+        native.use(kernels)
+        route(gpt, Routes(kernels, 16, wide=False))
+        assert block.steps is not None, "and it can be had again"
+        with torch.no_grad():
+            assert error(gpt(ids), expected) < 1e-5
+
+
+@needs_compiler
 def test_who_looks_on_or_changes_weights_is_heeded(library: Path) -> None:
     kernels = Kernels(library)
     native.use(kernels)
@@ -425,8 +512,11 @@ def test_who_looks_on_or_changes_weights_is_heeded(library: Path) -> None:
 
     gpt.load_state_dict(other.state_dict())  # in place
     assert error(decoded(gpt, [5, 9]), decoded(fresh, [5, 9]).double()) < 1e-5
+    ids = torch.randint(61, (1, 9))
     gpt.to(torch.bfloat16)
     assert error(decoded(gpt, [5, 9]), decoded(fresh, [5, 9]).double()) < 0.04
+    with torch.inference_mode():
+        assert error(gpt.double()(ids), fresh.double()(ids)) < 0.04, "no kernels for float64"
     gpt.train()
     gpt.float()(torch.zeros(1, 5, dtype=torch.int64)).sum().backward()
     assert gpt.embed.weight.grad is not None

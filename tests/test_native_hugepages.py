@@ -13,7 +13,7 @@ from torch import nn
 from gpt.config import GPTConfig
 from gpt.model import GPT
 from gpt.native import hugepages
-from gpt.native.hugepages import LINE_BYTES, offered, settle
+from gpt.native.hugepages import LINE_BYTES, offered, settle, take_out
 
 needs_pages = pytest.mark.skipif(not offered(), reason="no huge pages here")
 
@@ -26,10 +26,22 @@ def model() -> GPT:
 
 @needs_pages
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_model_in_huge_pages_is_the_same(dtype: torch.dtype) -> None:
+def test_a_model_in_huge_pages_is_the_same(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpt = model().to(dtype)
     before, ids = copy.deepcopy(gpt), torch.randint(61, (2, 9))
+    asked: list[int] = []
+
+    class Memory(mmap.mmap):
+        def madvise(self, option: int, *rest: int) -> None:
+            asked.append(option)
+            super().madvise(option, *rest)
+
+    monkeypatch.setattr(hugepages.mmap, "mmap", Memory)
     assert settle(gpt)
+    assert asked == [mmap.MADV_HUGEPAGE]
+    assert next(gpt.parameters()).data_ptr() % hugepages.PAGE_BYTES == 0
     for p, q in zip(gpt.parameters(), before.parameters(), strict=True):
         assert torch.equal(p, q)
         assert p.data_ptr() % LINE_BYTES == 0
@@ -54,6 +66,29 @@ def test_the_memory_lives_as_long_as_a_tensor_of_it() -> None:
     assert torch.equal(weight, expected)
 
 
+@pytest.mark.parametrize("huge", [False, True])
+def test_numbers_leave_the_file_that_they_were_read_from(
+    tmp_path: Path, huge: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hugepages, "WORTH_BYTES", 0)
+    torch.save(model().state_dict(), tmp_path / "a.pt")
+    state = torch.load(tmp_path / "a.pt", mmap=True, weights_only=True)
+    gpt = model()
+    gpt.load_state_dict(state, assign=True)
+    gpt.head.weight = gpt.embed.weight
+    gpt.register_buffer("more", state["head.weight"])
+    places = {p.untyped_storage().data_ptr() for p in gpt.parameters()}
+    take_out(gpt, huge=huge)
+    assert gpt.head.weight is gpt.embed.weight
+    tensors = [*gpt.parameters(), *gpt.buffers()]
+    assert not places & {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    assert all(
+        torch.equal(p, q) for p, q in zip(gpt.parameters(), model().parameters(), strict=True)
+    )
+    one = len({p.untyped_storage().data_ptr() for p in gpt.parameters()}) == 1
+    assert one == (huge and offered())
+
+
 def test_what_cannot_move_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt = model()
     places = [p.data_ptr() for p in gpt.parameters()]
@@ -62,6 +97,9 @@ def test_what_cannot_move_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     views = nn.Module()
     views.a, views.b = nn.Parameter(whole), nn.Parameter(whole[2:])
     assert not settle(views)
+    gaps = nn.Module()
+    gaps.a = nn.Parameter(whole[:, ::2])
+    assert not settle(gaps)
 
     def refused(*args: object, **named: object) -> None:
         raise OSError(12, "Cannot allocate memory")

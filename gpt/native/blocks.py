@@ -16,14 +16,13 @@ from __future__ import annotations
 import ctypes
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from gpt.attention import Attention
 from gpt.cache import LayerCache
 from gpt.model import MLP, Block, Tokens
 from gpt.native.kernels import DTYPES, Kernels, Product, prepared
-from gpt.native.linear import RoutedLinear
+from gpt.native.linear import RoutedLinear, plainly
 from gpt.norms import RMSNorm
 from gpt.plan import LayerPlan
 from gpt.rotary import RotaryTable
@@ -42,7 +41,6 @@ class Steps:
     def __init__(self, block: Block, kernels: Kernels, until: int) -> None:
         attn, mlp = block.attn, block.mlp
         self._kernels, self.until, self.dtype = kernels, until, attn.qkv.weight.dtype
-        self._linears = (attn.qkv, attn.out, mlp.up, mlp.down)
         self._before = (Product * 1)(_product(attn.qkv, block.norm_attn))
         self._behind = (Product * 3)(
             _product(attn.out, scale=block.scale),
@@ -53,29 +51,45 @@ class Steps:
         self._norms = None
         if attn.q_norm is not None and attn.k_norm is not None:
             weights = (attn.q_norm.weight.detach(), attn.k_norm.weight.detach())
-            self._norms = (*weights, float(attn.q_norm.eps or 0.0))
+            self._norms = (*weights, float(cast(float, attn.q_norm.eps)))
         # Kept, so that no address is ever of memory that was given back.
         self._kept = [p.detach() for p in block.parameters()]
+        parts = list(block.modules())
+        self._parts = [
+            (part._modules, name, child) for part in parts for name, child in part._modules.items()
+        ]
+        self._addresses = [
+            (part._parameters, name, p.data_ptr())
+            for part in parts
+            for name, p in part._parameters.items()
+            if p is not None
+        ]
         self._hooks = [
             hooks
-            for part in block.modules()
+            for part in parts
             if part is not block
             for hooks in (part._forward_hooks, part._forward_pre_hooks)
         ]
-        self._addresses = [linear.weight.data_ptr() for linear in self._linears]
 
     def __deepcopy__(self, memo: object) -> None:
         """None: a copy of the block has weights of its own, and goes torch's way."""
 
-    def take(self, x: Tensor) -> bool:
+    def hold(self) -> bool:
+        """Whether the block is still what it was, so that these are its products."""
+        for parts, name, child in self._parts:
+            if parts.get(name) is not child:
+                return False
+        for own, name, address in self._addresses:
+            p = own.get(name)
+            if p is None or p.data_ptr() != address:
+                return False
+        return True
+
+    def suit(self, x: Tensor) -> bool:
         """Whether this is the way to go for rows x, (..., C)."""
-        if torch.is_grad_enabled() or x.dtype != self.dtype or x.device.type != "cpu":
+        if not plainly(x, self.dtype) or x.numel() > self.until * x.shape[-1]:
             return False
-        if x.numel() > self.until * x.shape[-1] or not x.is_contiguous():
-            return False
-        if any(self._hooks):  # somebody looks on at what would not be called
-            return False
-        return self._addresses == [linear.weight.data_ptr() for linear in self._linears]
+        return x.is_contiguous() and not any(self._hooks)  # nobody looks on at what is not called
 
     def enter(self, x: Tensor) -> Tensor:
         """The stream's rows, to queries, keys and values."""
@@ -117,7 +131,10 @@ class RoutedBlock(Block):
         tokens: Tokens,
     ) -> Tensor:
         steps = self.steps
-        if steps is None or self.training or not steps.take(x):
+        if steps is None or self.training or not steps.suit(x):
+            return super().forward(x, rotary, plan, cache, tokens)
+        if not steps.hold():
+            self.steps = None  # with what it keeps; `route_blocks` makes another
             return super().forward(x, rotary, plan, cache, tokens)
         qkv = steps.enter(x)
         steps.turn(qkv, rotary)
@@ -133,10 +150,15 @@ def route_blocks(model: nn.Module, kernels: Kernels, until: int) -> int:
     """
     routed = 0
     for block in model.modules():
-        if type(block) is Block and _known(block):
-            block.__class__ = RoutedBlock
-            cast(RoutedBlock, block).steps = Steps(block, kernels, until)
-            routed += 1
+        if type(block) not in (Block, RoutedBlock):
+            continue
+        if not _known(cast(Block, block)):
+            block.__class__ = Block
+            continue
+        steps = Steps(cast(Block, block), kernels, until)
+        block.__class__ = RoutedBlock
+        cast(RoutedBlock, block).steps = steps
+        routed += 1
     return routed
 
 
@@ -148,7 +170,7 @@ def _known(block: Block) -> bool:
     if type(attn) is not Attention or type(mlp) is not MLP:
         return False
     for norm in (block.norm_attn, block.norm_mlp):
-        if not isinstance(norm, RMSNorm | nn.LayerNorm) or norm.weight is None:
+        if type(norm) not in (RMSNorm, nn.LayerNorm) or norm.weight is None or norm.eps is None:
             return False
     # Not what is derived of them: an adapter adds something of its own.
     linears = (attn.qkv, attn.out, mlp.up, mlp.down)
@@ -176,5 +198,5 @@ def _product(
         return prepared(linear.weight, linear.bias, before=bend, onto_y_of=onto_y_of, scale=scale)
     assert isinstance(norm, RMSNorm | nn.LayerNorm)
     kind = "layernorm" if isinstance(norm, nn.LayerNorm) else "rmsnorm"
-    values = (norm.weight, getattr(norm, "bias", None), float(norm.eps or 0.0))
+    values = (norm.weight, getattr(norm, "bias", None), float(cast(float, norm.eps)))
     return prepared(linear.weight, linear.bias, before=kind, norm=values)

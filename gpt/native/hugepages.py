@@ -22,23 +22,45 @@ LINE_BYTES = 64
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+WORTH_BYTES = 32 * 2**20
+"""Smaller models stay in the processor's caches."""
+
+
+@torch.no_grad()
+def take_out(model: nn.Module, *, huge: bool = True) -> None:
+    """Copy a model's numbers into memory of its own, in huge pages if they are many. What was read
+    from a file may be the file itself, mapped into memory: whoever writes over that would change
+    the model at work.
+
+    Args:
+        huge: whether huge pages are wanted at all.
+    """
+    settled = huge and sum(p.nbytes for p in model.parameters()) >= WORTH_BYTES and settle(model)
+    for tensor in (*(() if settled else model.parameters()), *model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
 @torch.no_grad()
 def settle(model: nn.Module) -> bool:
-    """Move a model's parameters there, each to a cache line of its own. Views of them that somebody
-    holds are left behind; parameters that share their numbers share them on.
+    """Move a model's parameters into huge pages, each to a cache line of its own. Whoever holds a
+    view of one is left behind.
 
-    Memory is taken as it is filled, so at most one parameter is there twice.
+    Memory is taken as it is filled, and given back where a parameter had its own, so only one is
+    there twice then.
 
     Returns:
-        False if nothing was changed: no such pages here, or not all is on the CPU.
+        False if nothing was changed: no such pages here, or not all is on the CPU, or parameters
+        are parts of one another or have gaps.
     """
-    parameters = list(model.parameters())  # each once
+    parameters = list(model.parameters())  # each once, though layers may share it
     if not parameters or any(p.device.type != "cpu" for p in parameters) or not offered():
         return False
-    spans = sorted((p.data_ptr(), p.data_ptr() + p.numel() * p.element_size()) for p in parameters)
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes) for p in parameters)
     if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
-        return False  # parameters that are parts of one another
-    room = sum(p.numel() * p.element_size() + LINE_BYTES for p in parameters) + 2 * PAGE_BYTES
+        return False
+    if not all(p.is_contiguous() for p in parameters):
+        return False
+    room = sum(p.nbytes + LINE_BYTES for p in parameters) + 2 * PAGE_BYTES
     try:
         memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -49,11 +71,10 @@ def settle(model: nn.Module) -> bool:
     place = torch.frombuffer(memory, dtype=torch.uint8)
     at = -place.data_ptr() % PAGE_BYTES
     for p in parameters:
-        size = p.numel() * p.element_size()
-        own = place[at : at + size].view(p.dtype).view(p.shape)
+        own = place[at : at + p.nbytes].view(p.dtype).view(p.shape)
         own.copy_(p)
         p.data = own
-        at += -(-size // LINE_BYTES) * LINE_BYTES
+        at += -(-p.nbytes // LINE_BYTES) * LINE_BYTES
     return True
 
 

@@ -165,11 +165,12 @@ class Kernels:
         """Products one after the other, the first of x and each of the one before, the last into y.
 
         Args:
-            products: of `prepared`; addresses are written into them.
+            products: of `prepared`, one to three; addresses are written into them.
             x: (..., K) of the first's, or twice K for `swiglu`.
             y: (..., N) of the last's, contiguous. All tensors are of one dtype of `DTYPES`.
             onto: (..., N) of the first's, contiguous, to which that is added.
         """
+        assert len(products) <= 3, "there is memory for the results of two"
         x = x.contiguous()
         first = products[0]
         first.x, products[-1].y = x.data_ptr(), y.data_ptr()

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt.native.hugepages import settle
 from gpt.native.kernels import DTYPES, Kernels, load
 
 log = logging.getLogger(__name__)
@@ -33,6 +32,8 @@ ROWS = (1, 4, 16, 32, 64, 128, 256)
 """Numbers of rows that are tried."""
 
 TRIES, RETRIES = 2, 8
+FEW = 16
+"""Rows up to which ours is tried again often: with none at all every text would be slow."""
 
 Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
@@ -56,6 +57,14 @@ class Routes:
         return f"own products up to {self.own_until} rows, {rest} beyond"
 
 
+def plainly(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a forward asks for nothing but the numbers that x and weights of `dtype` make, one of
+    those that the kernels know."""
+    if x.dtype != dtype or dtype not in DTYPES or x.device.type != "cpu":
+        return False
+    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+
+
 class RoutedLinear(nn.Linear):
     """`nn.Linear` that takes the fastest way while no gradients are asked for."""
 
@@ -63,7 +72,7 @@ class RoutedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, routes = self.weight, self.routes
-        if torch.is_grad_enabled() or x.dtype != weight.dtype or x.device.type != "cpu":
+        if not plainly(x, weight.dtype):
             return super().forward(x)
         if x.numel() <= routes.own_until * weight.shape[1]:
             return routes.kernels.linear(x, weight, self.bias)
@@ -78,8 +87,7 @@ def widened(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def speed_up(model: nn.Module) -> Routes | None:
     """Have a model's products on the CPU take the fastest way, if kernels can be had and it is
-    large enough to gain. Compiles them the first time, and measures for about a second. Its
-    parameters move (`gpt.native.hugepages`).
+    large enough to gain. Compiles them the first time, and measures for about a second.
 
     Returns:
         None if nothing was changed.
@@ -92,7 +100,6 @@ def speed_up(model: nn.Module) -> Routes | None:
     kernels = load()
     if kernels is None:
         return None
-    settle(model)
     routes = measure(kernels, weights[0].dtype)
     route(model, routes)
     log.info("kernels of our own (%s): %s", kernels.instructions, routes)
@@ -126,7 +133,7 @@ def measure(kernels: Kernels, dtype: torch.dtype) -> Routes:
     for rows in ROWS:
         race = _Race(ways, torch.full((rows, 1024), 0.01, dtype=dtype), weights)
         race.run(TRIES)
-        for _ in range(RETRIES):
+        for _ in range(RETRIES if rows <= FEW else 2):
             if race.loses("own"):
                 race.run(TRIES)
         torchs = race.best.get("torch", torch.inf)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from gpt.checkpoint import LoadedModel, load_model
+from gpt.native.hugepages import take_out
 from gpt.native.kernels import load
 from gpt.native.linear import WORTH_BYTES, Product, speed_up
 
@@ -26,8 +27,8 @@ GAIN = 1.25
 def open_model(
     path: Path | str, name: str, device: torch.device, *, exact: bool = False
 ) -> tuple[LoadedModel, torch.dtype, str]:
-    """Open a model for decoding: in the dtype that a `--dtype` flag means, and with the kernels
-    that suit the machine.
+    """Open a model for decoding: in the dtype that a `--dtype` flag means, with the kernels that
+    suit the machine, and on a processor in memory of its own.
 
     Args:
         name, exact: see `resolve`; what is exact keeps torch's kernels, too.
@@ -43,6 +44,8 @@ def open_model(
     dtype, why = resolve(name, loaded.model.num_params(), device, exact=exact)
     if loaded.model.dtype != dtype:
         loaded.model.to(dtype)
+    if device.type == "cpu":
+        take_out(loaded.model, huge=not exact)
     if not exact:
         speed_up(loaded.model)
     return loaded, dtype, why

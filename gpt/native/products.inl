@@ -76,7 +76,8 @@ INLINE void tile(const float* x, int64_t ldx, const W* w, int64_t ldw, int64_t k
                  int64_t ldy, int64_t apart, bool more, const W* then) {
     constexpr int step = Weights<W>::step, parts = Weights<W>::parts;
     constexpr int split = M * N >= 4 ? 1 : 4 / (M * N);
-    constexpr int many = N > 1 && step * sizeof(W) < 64 ? 64 / (step * sizeof(W)) : 1;
+    constexpr int line = step * sizeof(W) < 64 ? 64 / (step * sizeof(W)) : 1;
+    constexpr int many = N > 1 ? line : split > parts ? split / parts : 1;
     vf sum[M][N][split] = {};
     auto add = [&](int64_t i, int j) __attribute__((always_inline)) {
         Weights<W> weights[N];
@@ -226,7 +227,10 @@ template <class W> void enter(const Product& p, const W* x, float* wide) {
     for (int64_t i = 0; i < K; i += LANES) {
         vf v = load(wide + i);
         if (p.before == GELU) v *= sigmoid(1.5957691216057308f * (v + 0.044715f * v * v * v));
-        if (p.before == RELU2) v *= v < 0.0f ? vf{} : v;  // NaN stays NaN
+        if (p.before == RELU2) {
+            v = v < 0.0f ? vf{} : v;  // NaN stays NaN
+            v *= v;
+        }
         if (p.before == SWIGLU) v *= sigmoid(v) * load(wide + K + i);
         save(wide + i, v);
     }
@@ -276,8 +280,8 @@ template <class W> void linear(const Product& p, int64_t M, int threads) {
     }
 }
 
-// Products one after the other. What has no x reads the y of the one before; what has no y is not
-// wanted but by the next.
+// Products one after the other, three at most. What has no x reads the y of the one before; what has
+// no y is not wanted but by the others.
 template <class W> void chain(Product* products, int64_t count, int64_t M, int threads) {
     for (int64_t i = 0; i < count; i++) {
         Product& p = products[i];

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,17 @@ settings.register_profile(
 )
 settings.register_profile("new", settings.get_profile("steady"), derandomize=False)
 settings.load_profile("new" if os.environ.get("ANTIPHON_EXAMPLES") == "new" else "steady")
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """What a test, or what it runs, leaves of handlers is no affair of the next one's: programs
+    that are started inherit what is ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

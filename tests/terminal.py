@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pexpect
+
+
+def hearing() -> None:
+    """Called in a program before it begins: it hears Ctrl-C, though whoever started the tests, or a
+    test before, may have that ignored, which programs inherit."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def interrupt(child: pexpect.spawn) -> None:

@@ -21,7 +21,7 @@ from gpt.params import SamplingParams
 from gpt.sample import main
 from gpt.settings import SETTINGS
 from gpt.tokenizer import Tokenizer
-from tests.terminal import interrupt
+from tests.terminal import hearing, interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
 END = "\r\n> "
@@ -41,7 +41,7 @@ def session(model: Path, home: Path, *flags: str) -> Iterator[pexpect.spawn]:
     child = pexpect.spawn(
         sys.executable, words,
         cwd=str(ROOT), env=environment(home), encoding="utf-8", codec_errors="replace",
-        timeout=100, dimensions=(50, 120),
+        timeout=100, dimensions=(50, 120), preexec_fn=hearing,
     )  # fmt: skip
     child.delaybeforesend = None
     try:

@@ -61,6 +61,7 @@ def test_a_step_with_kernels_is_taken_to_pieces(
     calls = {name: cells[0] for name, cells in rows.items() if cells[0].isdigit()}
     assert calls == {
         "products": str(2 * LAYERS + 1),
+        "norms and turns of heads": str(LAYERS),
         "attention": str(LAYERS),
         "storing keys and values": str(LAYERS),
         "plan": "1",

@@ -29,7 +29,7 @@ from serve.chat import main
 from serve.engine import Engine
 from tests.chat.chatml import CHATML, tokenizer
 from tests.serve.scripted import ScriptedModel
-from tests.terminal import interrupt
+from tests.terminal import hearing, interrupt
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = tokenizer()
@@ -248,7 +248,7 @@ def at_a_terminal(model: Path, home: Path, *flags: str) -> Iterator[pexpect.spaw
     child = pexpect.spawn(
         sys.executable, words,
         cwd=str(ROOT), env=env, encoding="utf-8", codec_errors="replace",
-        timeout=100, dimensions=(50, 120),
+        timeout=100, dimensions=(50, 120), preexec_fn=hearing,
     )  # fmt: skip
     child.delaybeforesend = None
     try:

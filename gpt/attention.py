@@ -128,6 +128,7 @@ class Attention(nn.Module):
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views of the product, (..., (H + 2 K) * D), as `project` returns them."""
         qkv = qkv.view(*qkv.shape[:-1], -1, self.head_dim)  # (..., H + 2 K, D)
+        # torch gives `split` no types.
         return qkv.split(self.sizes, dim=-2)  # type: ignore[no-any-return, no-untyped-call]
 
 

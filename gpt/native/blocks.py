@@ -51,7 +51,7 @@ class Steps:
         self._norms = None
         if attn.q_norm is not None and attn.k_norm is not None:
             weights = (attn.q_norm.weight.detach(), attn.k_norm.weight.detach())
-            self._norms = (*weights, float(cast(float, attn.q_norm.eps)))
+            self._norms = (*weights, cast(float, attn.q_norm.eps))
         # Kept, so that no address is ever of memory that was given back.
         self._kept = [p.detach() for p in block.parameters()]
         parts = list(block.modules())
@@ -198,5 +198,5 @@ def _product(
         return prepared(linear.weight, linear.bias, before=bend, onto_y_of=onto_y_of, scale=scale)
     assert isinstance(norm, RMSNorm | nn.LayerNorm)
     kind = "layernorm" if isinstance(norm, nn.LayerNorm) else "rmsnorm"
-    values = (norm.weight, getattr(norm, "bias", None), float(cast(float, norm.eps)))
+    values = (norm.weight, getattr(norm, "bias", None), cast(float, norm.eps))
     return prepared(linear.weight, linear.bias, before=kind, norm=values)

@@ -15,15 +15,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from gpt.native.linear import WORTH_BYTES
+
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = 2 * 2**20
 LINE_BYTES = 64
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-WORTH_BYTES = 32 * 2**20
-"""Smaller models stay in the processor's caches."""
 
 
 @torch.no_grad()

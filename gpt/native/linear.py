@@ -35,7 +35,7 @@ TRIES, RETRIES = 2, 8
 FEW = 16
 """Rows up to which ours is tried again often: with none at all every text would be slow."""
 
-Product = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+Way = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def measure(kernels: Kernels, dtype: torch.dtype) -> Routes:
     is tried again before that is believed: something else may have had the processor.
     """
     weights = [torch.full((1536, 1024), 0.01, dtype=dtype) for _ in range(6)]
-    ways: dict[str, Product] = {"own": kernels.linear, "torch": F.linear}
+    ways: dict[str, Way] = {"own": kernels.linear, "torch": F.linear}
     if dtype == torch.bfloat16:
         ways["wide"] = widened
     own_until, wide = 0, False
@@ -155,7 +155,7 @@ class _Race:
         best: seconds of each way's best pass over the weights.
     """
 
-    def __init__(self, ways: dict[str, Product], x: Tensor, weights: list[Tensor]) -> None:
+    def __init__(self, ways: dict[str, Way], x: Tensor, weights: list[Tensor]) -> None:
         self._ways, self._x, self._weights = dict(ways), x, weights
         self.best = dict.fromkeys(ways, torch.inf)
         for way in ways.values():  # threads and memory of a first call are not counted

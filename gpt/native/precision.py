@@ -17,7 +17,7 @@ import torch
 from gpt.checkpoint import LoadedModel, load_model
 from gpt.native.hugepages import take_out
 from gpt.native.kernels import load
-from gpt.native.linear import WORTH_BYTES, Product, speed_up
+from gpt.native.linear import WORTH_BYTES, Way, speed_up
 
 CHOICES = ("auto", "float32", "bfloat16", "float64")
 GAIN = 1.25
@@ -84,7 +84,7 @@ def measure(seconds: float = 0.4) -> dict[int, float]:
     """How many times faster products of a decode step are with bf16 weights than with float32
     ones, by rows; each by the best of its ways."""
     kernels = load()
-    ways: list[Product] = [torch.nn.functional.linear]
+    ways: list[Way] = [torch.nn.functional.linear]
     if kernels is not None:
         ways.append(kernels.linear)
     exact = [torch.full((2048, 2048), 0.01) for _ in range(4)]

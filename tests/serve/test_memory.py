@@ -118,7 +118,7 @@ def load_both(folders: list[str], *flags: str) -> list[memory.Pool]:
 def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A function that lets the machine have so many bytes for caches. Those that live are taken
     off, as a machine does, but not what an allocator keeps of earlier ones: that differs by run."""
-    caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
+    caches: weakref.WeakSet[Counted] = weakref.WeakSet()
 
     class Counted(KVCache):
         def __init__(self, config: GPTConfig, *rest: Any, **named: Any) -> None:
@@ -128,7 +128,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def leave(size: int) -> None:
         def free(device: torch.device) -> int:
-            layers = [layer for cache in caches for layer in cache.layers]  # type: ignore[attr-defined]
+            layers = [layer for cache in caches for layer in cache.layers]
             return size - sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
         monkeypatch.setattr(memory, "free_memory", free)

@@ -40,6 +40,7 @@ from gpt.blocksparse import block_sparse_attention
 from gpt.blockwork import Extra
 from gpt.cache import LayerCache
 from gpt.config import GPTConfig
+from gpt.native import gradients
 from gpt.native import kernels as native
 from gpt.norms import RMSNorm
 from gpt.plan import Group, LayerPlan
@@ -118,7 +119,16 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, rotary: RotaryTable | None) -> tuple[Tensor, Tensor, Tensor]:
         """Questions, headings and answers of the tokens: (..., H, D), (..., K, D), (..., K, D)."""
-        q, k, v = self.heads(self.qkv(x))
+        qkv, norms = self.qkv(x), None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = (self.q_norm.weight, self.k_norm.weight)
+        if (norms or rotary) and (kernels := gradients.suit(qkv, *(norms or ()))) is not None:
+            eps = 0.0 if self.q_norm is None else float(self.q_norm.eps or 0)
+            table = None if rotary is None else (rotary.cos, rotary.sin)
+            mixed = rotary is not None and rotary.interleaved
+            heads = gradients.Heads(*self.sizes[:2], self.head_dim, eps, mixed)
+            return gradients.take_apart(kernels, qkv, heads, norms, table)
+        q, k, v = self.heads(qkv)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:

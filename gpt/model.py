@@ -19,6 +19,7 @@ from gpt.config import GPTConfig
 from gpt.conv import ShiftPlan, ShortConv
 from gpt.errors import ConfigError
 from gpt.loss import cap, token_nats, total_nats
+from gpt.native import gradients
 from gpt.norms import make_norm
 from gpt.patterns import parse_patterns
 from gpt.plan import AttentionPlan, LayerPlan
@@ -52,7 +53,8 @@ class MLP(nn.Module):
         if self.kind in ("gelu", "gelu-exact"):
             h = F.gelu(h, approximate="tanh" if self.kind == "gelu" else "none")
         elif self.kind == "relu2":
-            h = F.relu(h).square()
+            kernels = gradients.suit(h)
+            h = F.relu(h).square() if kernels is None else gradients.square_relu(kernels, h)
         else:
             gate, h = h.chunk(2, dim=-1)
             h = F.silu(gate) * h

@@ -33,6 +33,16 @@ def signals_as_before() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def kernels_as_before() -> Iterator[None]:
+    """What a test loads of our own kernels is no affair of the next one's."""
+    from gpt.native import kernels
+
+    before = kernels.current()
+    yield
+    kernels.use(before)
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder as training leaves it: tiny, untrained, over bytes, the same every time."""

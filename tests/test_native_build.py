@@ -36,7 +36,7 @@ def test_without_a_compiler_there_are_none(
     with caplog.at_level(logging.INFO):
         assert native.load() is None
         assert native.load() is None
-    assert caplog.text.count("decoding runs through torch") == 1
+    assert caplog.text.count("all runs through torch") == 1
 
 
 def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

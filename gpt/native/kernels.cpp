@@ -85,6 +85,40 @@ struct Turn {
     int interleaved;
 };
 
+// Rows normed by their root mean square.
+struct Normed {
+    const float *x, *weight, *dy;            // (M, C), (C), (M, C)
+    float *y, *factors, *dx, *dweight;       // (M, C), (M) or null, (M, C), (C) or null
+    int64_t M, C;
+    float eps;
+    int threads;
+};
+
+// Sequences of T tokens, each mixed with the k - 1 before it.
+struct Convolved {
+    const float *x, *weight, *dy;  // (M, C), (C, k), (M, C)
+    float *y, *dx, *dweight;       // (M, C), (M, C) or null, (C, k) or null
+    const int64_t* positions;      // (M) within documents, or null
+    int64_t M, T, C, k;
+    int threads;
+    // How many tokens there are before one.
+    int64_t before(int64_t m) const {
+        return positions && positions[m] < m % T ? positions[m] : m % T;
+    }
+};
+
+// Queries, keys and values of M tokens that lie in one row each, taken apart.
+struct Turned {
+    const float* rows;                       // (M, (H + 2 K) * D)
+    float *drows, *q, *k, *v;                // as rows; (M, H, D), (M, K, D), (M, K, D)
+    const float *q_weight, *k_weight;        // (D) of the norms, or null
+    float *factors, *dweights;               // (M, H + K) and (2, D) of the norms, or null
+    const float *cos, *sin;                  // (period, pairs), for token m row m % period
+    int64_t M, H, K, D, pairs, period;       // 0 pairs: not turned
+    float eps;
+    int interleaved, threads;
+};
+
 struct Attend {
     const void *q, *keys, *values;
     void* out;
@@ -105,6 +139,7 @@ namespace plain {
 #define ROWS 8
 #include "products.inl"
 #include "attend.inl"
+#include "gradients.inl"
 #undef LANES
 #undef ROWS
 }  // namespace plain
@@ -121,6 +156,7 @@ namespace avx2 {
 #define ROWS 8
 #include "products.inl"
 #include "attend.inl"
+#include "gradients.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx2
@@ -138,6 +174,7 @@ namespace avx512 {
 #define ROWS 8
 #include "products.inl"
 #include "attend.inl"
+#include "gradients.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx512
@@ -194,6 +231,35 @@ extern "C" void antiphon_attend(int level, int is_bf16, const Attend* a) {
     } else {
         DISPATCH(level, attend<float>(*a))
     }
+}
+
+extern "C" void antiphon_norm(int level, int back, const Normed* n) {
+    if (back) {
+        DISPATCH(level, norm_backward(*n))
+    } else {
+        DISPATCH(level, norm_forward(*n))
+    }
+}
+
+extern "C" void antiphon_convolve(int level, int back, const Convolved* c) {
+    if (back) {
+        DISPATCH(level, conv_backward(*c))
+    } else {
+        DISPATCH(level, conv_forward(*c))
+    }
+}
+
+extern "C" void antiphon_take_apart(int level, int back, const Turned* t) {
+    if (back) {
+        DISPATCH(level, turn_backward(*t))
+    } else {
+        DISPATCH(level, turn_forward(*t))
+    }
+}
+
+extern "C" void antiphon_square_relu(int level, const float* x, const float* dy, float* y,
+                                     int64_t count, int threads) {
+    DISPATCH(level, square_relu(x, dy, y, count, threads))
 }
 
 // Keys and values of new tokens into their slots of the cache; pages only begun are zeroed first.

@@ -134,7 +134,16 @@ class Kernels:
         self._attend.argtypes = [integer, integer, pointer]
         self._store = library.antiphon_store
         self._store.argtypes = [*[pointer] * 6, *[number] * 9]
-        for function in (self._chain, self._turn, self._attend, self._store):
+        # With gradients: `gpt.native.gradients` calls these.
+        self.norm = library.antiphon_norm
+        self.convolve = library.antiphon_convolve
+        self.take_apart = library.antiphon_take_apart
+        for function in (self.norm, self.convolve, self.take_apart):
+            function.argtypes = [integer, integer, pointer]
+        self.square_relu = library.antiphon_square_relu
+        self.square_relu.argtypes = [integer, pointer, pointer, pointer, number, integer]
+        own = (self._chain, self._turn, self._attend, self._store)
+        for function in (*own, self.norm, self.convolve, self.take_apart, self.square_relu):
             function.restype = None
 
     def __deepcopy__(self, memo: object) -> Kernels:
@@ -319,13 +328,18 @@ def load(path: Path | None = None) -> Kernels | None:
             _current = Kernels(path or build())
         except NotBuiltError as error:
             _refused = str(error)
-            log.info("decoding runs through torch, without kernels of our own: %s", error)
+            log.info("all runs through torch, without kernels of our own: %s", error)
     return _current
 
 
 def current() -> Kernels | None:
     """The kernels, if they are in use."""
     return _current
+
+
+def instructions() -> str:
+    """What the kernels in use are compiled for; none: torch's are."""
+    return "none" if _current is None else _current.instructions
 
 
 def use(kernels: Kernels | None) -> None:

@@ -10,6 +10,7 @@ from importlib import metadata
 import torch
 
 from gpt.machine import cpu_name, device_memory
+from gpt.native import kernels as native
 
 PACKAGES = ("antiphon", "torch", "lightning", "numpy", "tiktoken")
 GIT_SECONDS = 5.0
@@ -25,6 +26,7 @@ def environment(device: torch.device, precision: str) -> dict[str, str]:
         "system": platform.platform(),
         "processor": f"{cpu_name()}, {os.cpu_count()} cores",
         "threads": str(torch.get_num_threads()),
+        **({"kernels": native.instructions()} if device.type == "cpu" else {}),
         "device": memory.name if device.type == "cuda" else device.type,
         "memory": f"{total} ({memory.name})" if total else memory.name,
         "precision": precision,

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from gpt.native import kernels as native
 from gpt.training.module import GPTModule
 
 SETTINGS_KEY = "settings"
@@ -50,6 +51,7 @@ EFFECTS = {
     "device": ROUNDING,
     "torch": ROUNDING,
     "threads": ROUNDING,
+    "kernels": ROUNDING,
 }
 """What a change of each setting breaks. Other optimizer settings change the steps."""
 
@@ -83,6 +85,7 @@ def run_settings(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
         settings[f"model.optimizer.{name}"] = list(value) if isinstance(value, tuple) else value
     if module.device.type == "cpu":
         settings["threads"] = torch.get_num_threads()
+        settings["kernels"] = native.instructions()
     return settings
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from gpt.bench.output import (
     check_outputs,
@@ -28,6 +27,7 @@ from gpt.bench.output import (
 )
 from gpt.config import GPTConfig
 from gpt.model import GPT
+from gpt.native import gradients
 from gpt.training.optim import OptimizerConfig, make_optimizer
 
 KINDS = ("muon", "adamw")
@@ -39,15 +39,14 @@ def measure(tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     config = GPTConfig(
         vocab_size=CHARACTERS, block_size=args.block_size, n_layer=args.layers,
         n_head=max(1, args.width // 32), d_model=args.width, mlp="relu2", qk_norm=True,
-        tie_embeddings=False,
+        tie_embeddings=False, conv_width=4, zero_init=True,
     )  # fmt: skip
     ids = torch.randint(CHARACTERS, (max(1, tokens // args.block_size), args.block_size + 1))
     model = GPT(config)
 
     def forward_backward() -> None:
         model.zero_grad()
-        logits = model(ids[:, :-1])
-        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        model(ids[:, :-1], targets=ids[:, 1:]).backward()
 
     parts: dict[str, Callable[[], object]] = {"forward and backward": forward_backward}
     for kind in KINDS:
@@ -108,6 +107,7 @@ def main() -> None:
     args = parser.parse_args()
     args.plot = None
     check_outputs(args)
+    gradients.get_ready()  # as the trainer does
     if args.threads:
         torch.set_num_threads(args.threads)
     machine = machine_facts()

@@ -20,6 +20,7 @@ from gpt.config import PRESETS, GPTConfig
 from gpt.flops import flops_per_token
 from gpt.machine import measured
 from gpt.model import GPT
+from gpt.native import gradients
 
 
 def make_step(model: GPT, ids: torch.Tensor, bf16: bool) -> Callable[[], None]:
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="also time compiled steps")
     args = parser.parse_args()
 
+    gradients.get_ready()  # as the trainer does
     config = GPTConfig.preset(args.preset).replace(vocab_size=args.vocab)
     ids = torch.randint(0, args.vocab, (args.batch, config.block_size + 1))
     tokens = args.batch * config.block_size

@@ -23,6 +23,7 @@ from gpt.config import GPTConfig
 from gpt.errors import ConfigError
 from gpt.loss import total_nats
 from gpt.model import GPT
+from gpt.native import gradients
 from gpt.shares import in_shares, share_tokens
 from gpt.training.optim import OptimizerConfig, make_optimizer
 from gpt.weights.layout import gpt2_layout
@@ -93,6 +94,7 @@ class Ours:
     def __init__(self, shape: Shape, ids: Tensor, weights: dict[str, Tensor] | None) -> None:
         self.shape = shape
         self.inputs, self.targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        gradients.get_ready()  # as the trainer does
         self.model = GPT(shape.config)
         if weights is not None:
             layout = gpt2_layout(shape.config, transposed=False)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gpt.native import kernels as native
+from gpt.native.heap import keep_freed_memory
 from gpt.native.kernels import Kernels
 
 
@@ -58,6 +59,13 @@ class _Turned(ctypes.Structure):
         ("interleaved", ctypes.c_int),
         ("threads", ctypes.c_int),
     )
+
+
+def get_ready() -> Kernels | None:
+    """Have what trains on this processor, in this process, run through the kernels, and keep the
+    memory that its steps free. None: there are none."""
+    keep_freed_memory()
+    return native.load()
 
 
 def suit(x: Tensor, *weights: Tensor | None) -> Kernels | None:

@@ -16,10 +16,9 @@ from gpt.data.batches import Batch
 from gpt.errors import CheckpointError, ConfigError, TokenizerError
 from gpt.evaluation import Evaluation, Tally
 from gpt.flops import flops_per_token
-from gpt.heap import keep_freed_memory
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
-from gpt.native import kernels as native
+from gpt.native import gradients
 from gpt.patterns import trust
 from gpt.plan import AttentionPlan
 from gpt.tokenizer import Tokenizer
@@ -139,8 +138,7 @@ class GPTModule(L.LightningModule):
                 "needs the length of the run; set trainer.max_steps to 1 or more"
             )
         if stage == "fit" and self.trainer.strategy.root_device.type == "cpu":
-            native.load()
-            keep_freed_memory()
+            gradients.get_ready()
 
     def configure_model(self) -> None:
         """Build the model once the tokenizer is known. A second call changes nothing.

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from gpt.errors import CheckpointError, ConfigError
+from gpt.native import kernels as native
 from gpt.training.callbacks import FinalValidation, SampleText
 from gpt.training.checkpoints import CheckpointSchedule, RunCheckpoints
 from gpt.training.ema import EMA
@@ -312,6 +313,25 @@ def test_the_length_of_a_run_counts_only_where_the_rate_depends_on_it():
     falling = {**before, "model.optimizer.weight_decay_schedule": "linear"}
     assert broken_exactness(falling, {**falling, "trainer.max_steps": 20}) == [
         "not exact: the weight decay is another, because trainer.max_steps was 10 and is 20"
+    ]
+
+
+def test_without_the_kernels_that_it_began_with_a_run_rounds_otherwise(
+    run, corpus, capsys, monkeypatch
+):
+    constant = {"schedule": "constant"}
+    fit(run.path, corpus, 1, [kept(run)], module=make_module(optimizer=constant))
+    had = native.instructions()
+    if had == "none":
+        pytest.skip("none can be compiled here")
+    native.use(None)
+    monkeypatch.setattr(native, "load", lambda: None)
+    capsys.readouterr()
+    fit(run.path, corpus, 2, [kept(run)], module=make_module(optimizer=constant),
+        ckpt_path=run.last)  # fmt: skip
+    told = [line for line in capsys.readouterr().out.splitlines() if "not exact" in line]
+    assert told == [
+        f"not exact: results may round otherwise, because kernels was {had} and is none"
     ]
 
 

@@ -42,6 +42,7 @@ from gpt.cache import LayerCache
 from gpt.config import GPTConfig
 from gpt.native import gradients
 from gpt.native import kernels as native
+from gpt.native.causal import LONGEST, causal_attention
 from gpt.norms import RMSNorm
 from gpt.plan import Group, LayerPlan
 from gpt.positions import ScoreTerm, score_term
@@ -286,6 +287,11 @@ def _kernel(
         q, mask = F.pad(q, (0, 0, 0, short)), F.pad(mask, (0, 0, 0, short), value=1)
     elif group.t == 1 and q.device.type == "cpu" and dropout == 0 and not causal:
         return _one_query(q, k, v, mask, scale, softcap)
+    elif causal and mask is None and dropout == 0 and softcap is None and group.t == group.s:
+        kernels = gradients.suit(q, k, v) if group.t <= LONGEST else None
+        if kernels is not None:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return causal_attention(kernels, q, k, v, scale).transpose(1, 2)
     if softcap is not None:
         found = capped_attention(
             q, k, v,

@@ -23,7 +23,7 @@ from gpt.native.heap import keep_freed_memory
 from gpt.native.kernels import Kernels
 
 
-def _fields(kind: str, names: str) -> tuple[tuple[str, Any], ...]:
+def fields(kind: str, names: str) -> tuple[tuple[str, Any], ...]:
     types = {"tensors": ctypes.c_void_p, "numbers": ctypes.c_int64}
     return tuple((name, types[kind]) for name in names.split())
 
@@ -32,8 +32,8 @@ class _Normed(ctypes.Structure):
     """`struct Normed` of kernels.cpp."""
 
     _fields_ = (
-        *_fields("tensors", "x weight dy y factors dx dweight"),
-        *_fields("numbers", "M C"),
+        *fields("tensors", "x weight dy y factors dx dweight"),
+        *fields("numbers", "M C"),
         ("eps", ctypes.c_float),
         ("threads", ctypes.c_int),
     )
@@ -43,8 +43,8 @@ class _Convolved(ctypes.Structure):
     """`struct Convolved` of kernels.cpp."""
 
     _fields_ = (
-        *_fields("tensors", "x weight dy y dx dweight positions"),
-        *_fields("numbers", "M T C k"),
+        *fields("tensors", "x weight dy y dx dweight positions"),
+        *fields("numbers", "M T C k"),
         ("threads", ctypes.c_int),
     )
 
@@ -53,8 +53,8 @@ class _Turned(ctypes.Structure):
     """`struct Turned` of kernels.cpp."""
 
     _fields_ = (
-        *_fields("tensors", "rows drows q k v q_weight k_weight factors dweights cos sin"),
-        *_fields("numbers", "M H K D pairs period"),
+        *fields("tensors", "rows drows q k v q_weight k_weight factors dweights cos sin"),
+        *fields("numbers", "M H K D pairs period"),
         ("eps", ctypes.c_float),
         ("interleaved", ctypes.c_int),
         ("threads", ctypes.c_int),
@@ -88,7 +88,7 @@ def _plain(x: Tensor) -> bool:
     return kind and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-def _call(kernels: Kernels, name: str, back: bool, structure: Any, **given: Any) -> None:
+def call(kernels: Kernels, name: str, back: bool, structure: Any, **given: Any) -> None:
     """A kernel's forward or backward, with tensors and numbers by name."""
     for key, value in given.items():
         if isinstance(value, Tensor):
@@ -112,7 +112,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight = x.contiguous(), weight.contiguous()
         M, C = x.numel() // x.shape[-1], x.shape[-1]
         y, factors = torch.empty_like(x), x.new_empty(M)
-        _call(
+        call(
             kernels, "norm", False, _Normed(),
             x=x, weight=weight, y=y, factors=factors, M=M, C=C, eps=eps,
         )  # fmt: skip
@@ -126,7 +126,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, factors = ctx.saved_tensors
         dy, dx = dy.contiguous(), torch.empty_like(x)
         dweight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        _call(
+        call(
             ctx.kernels, "norm", True, _Normed(),
             x=x, weight=weight, dy=dy, factors=factors, dx=dx, dweight=dweight,
             M=len(factors), C=x.shape[-1],
@@ -157,7 +157,7 @@ class _Convolve(torch.autograd.Function):
         x, weight = x.contiguous(), weight.contiguous()
         T, C = x.shape[-2:]
         y = torch.empty_like(x)
-        _call(
+        call(
             kernels, "convolve", False, _Convolved(),
             x=x, weight=weight, y=y, positions=positions,
             M=x.numel() // C, T=T, C=C, k=weight.shape[-1],
@@ -174,7 +174,7 @@ class _Convolve(torch.autograd.Function):
         dy = dy.contiguous()
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         dweight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        _call(
+        call(
             ctx.kernels, "convolve", True, _Convolved(),
             x=x, weight=weight, dy=dy, dx=dx, dweight=dweight, positions=positions,
             M=x.numel() // C, T=T, C=C, k=weight.shape[-1],
@@ -271,7 +271,7 @@ class _TakeApart(torch.autograd.Function):
             cos, sin = cos.contiguous(), sin.contiguous()
         ctx.save_for_backward(qkv, q_weight, k_weight, cos, sin, factors)
         ctx.heads, ctx.kernels = heads, kernels
-        _call(
+        call(
             kernels, "take_apart", False, _turned(heads, M, cos), rows=qkv, q=q, k=k, v=v,
             q_weight=q_weight, k_weight=k_weight, factors=factors, cos=cos, sin=sin,
         )  # fmt: skip
@@ -287,7 +287,7 @@ class _TakeApart(torch.autograd.Function):
         if any(ctx.needs_input_grad[1:3]):
             dweights = qkv.new_empty(2, heads.D)
         M = dq.numel() // (heads.H * heads.D)
-        _call(
+        call(
             ctx.kernels, "take_apart", True, _turned(heads, M, cos),
             rows=qkv, drows=dqkv, q=dq, k=dk, v=dv, q_weight=q_weight, k_weight=k_weight,
             factors=factors, dweights=dweights, cos=cos, sin=sin,

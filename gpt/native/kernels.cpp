@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #define METHOD inline __attribute__((always_inline))
 #define INLINE static METHOD
@@ -119,6 +120,16 @@ struct Turned {
     int interleaved, threads;
 };
 
+// Whole sequences, in which every token sees itself and those before. Heads' numbers lie side by side.
+struct Causal {
+    const float *q, *k, *v, *dout;  // (B, T, H or K, D), as far apart as said below; dout as `out`
+    float *out, *lse;               // (B, T, H, D), (B, H, T)
+    float *dq, *dk, *dv;            // (B, T, H or K, D)
+    int64_t B, T, H, K, D, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h;
+    float scale;
+    int threads;
+};
+
 struct Attend {
     const void *q, *keys, *values;
     void* out;
@@ -140,6 +151,7 @@ namespace plain {
 #include "products.inl"
 #include "attend.inl"
 #include "gradients.inl"
+#include "causal.inl"
 #undef LANES
 #undef ROWS
 }  // namespace plain
@@ -157,6 +169,7 @@ namespace avx2 {
 #include "products.inl"
 #include "attend.inl"
 #include "gradients.inl"
+#include "causal.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx2
@@ -175,6 +188,7 @@ namespace avx512 {
 #include "products.inl"
 #include "attend.inl"
 #include "gradients.inl"
+#include "causal.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx512
@@ -255,6 +269,10 @@ extern "C" void antiphon_take_apart(int level, int back, const Turned* t) {
     } else {
         DISPATCH(level, turn_forward(*t))
     }
+}
+
+extern "C" void antiphon_causal(int level, int back, const Causal* a) {
+    DISPATCH(level, causal(*a, back))
 }
 
 extern "C" void antiphon_square_relu(int level, const float* x, const float* dy, float* y,

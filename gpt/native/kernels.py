@@ -138,12 +138,20 @@ class Kernels:
         self.norm = library.antiphon_norm
         self.convolve = library.antiphon_convolve
         self.take_apart = library.antiphon_take_apart
-        for function in (self.norm, self.convolve, self.take_apart):
+        self.causal = library.antiphon_causal
+        for function in (self.norm, self.convolve, self.take_apart, self.causal):
             function.argtypes = [integer, integer, pointer]
         self.square_relu = library.antiphon_square_relu
         self.square_relu.argtypes = [integer, pointer, pointer, pointer, number, integer]
         own = (self._chain, self._turn, self._attend, self._store)
-        for function in (*own, self.norm, self.convolve, self.take_apart, self.square_relu):
+        for function in (
+            *own,
+            self.norm,
+            self.convolve,
+            self.take_apart,
+            self.causal,
+            self.square_relu,
+        ):
             function.restype = None
 
     def __deepcopy__(self, memo: object) -> Kernels:

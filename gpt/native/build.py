@@ -25,7 +25,7 @@ from gpt.data.wheels import cache_folder
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("kernels.cpp", "products.inl", "attend.inl")
+SOURCES = ("kernels.cpp", "products.inl", "attend.inl", "orthogonal.inl")
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fopenmp")
 COMPILERS = ("g++", "clang++", "c++")
 SECONDS = 180

@@ -101,6 +101,26 @@ def prepared(
     return made
 
 
+class Matrix(ctypes.Structure):
+    """`struct Matrix` of kernels.cpp: one that Muon equalizes, contiguous, and times what."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    )
+
+
+class Quintic(ctypes.Structure):
+    """`struct Quintic` of kernels.cpp: each turn's square (G + shift)^2 + rest."""
+
+    _fields_ = (
+        *((name, ctypes.c_float) for name in ("shift", "rest", "square", "floor")),
+        ("iterations", ctypes.c_int),
+    )
+
+
 class Kernels:
     """A compiled library.
 
@@ -134,7 +154,11 @@ class Kernels:
         self._attend.argtypes = [integer, integer, pointer]
         self._store = library.antiphon_store
         self._store.argtypes = [*[pointer] * 6, *[number] * 9]
-        for function in (self._chain, self._turn, self._attend, self._store):
+        self._orthogonalize = library.antiphon_orthogonalize
+        self._orthogonalize.argtypes = [integer, pointer, number, pointer, integer]
+        for function in (
+            self._chain, self._turn, self._attend, self._store, self._orthogonalize
+        ):  # fmt: skip
             function.restype = None
 
     def __deepcopy__(self, memo: object) -> Kernels:
@@ -301,6 +325,16 @@ class Kernels:
             0 if begun is None else begun.numel(),
             page_size,
             keys.element_size(),
+        )
+
+    def orthogonalize(self, matrices: ctypes.Array[Matrix], quintic: Quintic) -> None:
+        """Muon's iteration (`gpt.training.muon`) over matrices of float32 numbers, in place."""
+        self._orthogonalize(
+            self.level,
+            ctypes.addressof(matrices),
+            len(matrices),
+            ctypes.addressof(quintic),
+            torch.get_num_threads(),
         )
 
 

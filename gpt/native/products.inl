@@ -12,7 +12,7 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 
 INLINE vf load(const float* from) { return *(const vf_at*)from; }
 INLINE void save(float* to, vf value) { *(vf_at*)to = value; }
-INLINE vf spread(float value) { return vf{} + value; }
+INLINE vf spread(float value) { return value - vf{}; }  // value + 0 is not value where that is -0
 INLINE float total(vf v) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += v[i];

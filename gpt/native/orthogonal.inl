@@ -41,12 +41,20 @@ static void block(const float* a, int64_t row, int64_t step, const float* b, int
         }
 }
 
-// f(m, n) for all of (rows, columns), in squares.
-template <class F> INLINE void squares(int64_t rows, int64_t columns, F f) {
+// factor times from (rows, columns), or its transpose; in squares, unless rows stay rows.
+static void copy(const float* from, int64_t from_ld, int64_t rows, int64_t columns, float* to,
+                 int64_t to_ld, bool turned, float factor) {
+    if (!turned) {
+        for (int64_t m = 0; m < rows; m++)
+            for (int64_t n = 0; n < columns; n++)
+                to[m * to_ld + n] = factor * from[m * from_ld + n];
+        return;
+    }
     for (int64_t i = 0; i < rows; i += SQUARE)
         for (int64_t j = 0; j < columns; j += SQUARE)
             for (int64_t m = i; m < rows && m < i + SQUARE; m++)
-                for (int64_t n = j; n < columns && n < j + SQUARE; n++) f(m, n);
+                for (int64_t n = j; n < columns && n < j + SQUARE; n++)
+                    to[n * to_ld + m] = factor * from[m * from_ld + n];
 }
 
 struct Iteration {
@@ -130,10 +138,7 @@ static void orthogonalize(const Matrix& x, const Quintic& q) {
     for (int64_t m = 0; m < x.rows; m++)
         squared += squares_of(x.data + m * x.columns, x.columns, 0);
     const float norm = std::sqrt(squared), inverse = 1 / (norm < q.floor ? q.floor : norm);
-    const int64_t down = stands ? ld : 1, right = stands ? 1 : ld;
-    squares(x.rows, x.columns, [&](int64_t m, int64_t n) {
-        y[m * down + n * right] = inverse * x.data[m * x.columns + n];
-    });
+    copy(x.data, x.columns, x.rows, x.columns, y, ld, !stands, inverse);
     // Each turn multiplies y by a polynomial P of y^T y, and so y^T y by P twice. If y is longer
     // than wide, it is less work to multiply all P first.
     if (7 * N < 8 * M) {
@@ -158,8 +163,6 @@ static void orthogonalize(const Matrix& x, const Quintic& q) {
         o.times(y, factor, other);
         std::swap(y, other);
     }
-    squares(x.rows, x.columns, [&](int64_t m, int64_t n) {
-        x.data[m * x.columns + n] = x.scale * y[m * down + n * right];
-    });
+    copy(y, ld, N, M, x.data, x.columns, !stands, x.scale);
 }
 #undef PICK

@@ -289,9 +289,11 @@ def _left_by_kernels(runs: list[Tensor]) -> list[Tensor]:
     if kernels is None or sum(len(run) for run in ours) < torch.get_num_threads():
         return runs
     matrices = [
-        Matrix(run[i].data_ptr(), *run.shape[1:], _scale(run.shape))
-        for run in sorted(ours, key=lambda run: -run[0].numel())  # so that threads end together
-        for i in range(len(run))
+        Matrix(start, *run.shape[1:], _scale(run.shape))
+        for run in sorted(
+            ours, key=lambda run: -run.nbytes // len(run)
+        )  # so that threads end together
+        for start in range(run.data_ptr(), run.data_ptr() + run.nbytes, run.nbytes // len(run))
     ]
     floor = torch.finfo(torch.float32).tiny ** 0.5
     quintic = Quintic(SHIFT, REST, COEFFICIENTS[2], floor, ITERATIONS)

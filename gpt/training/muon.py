@@ -288,11 +288,10 @@ def _left_by_kernels(runs: list[Tensor]) -> list[Tensor]:
         (ours if known and min(run.shape[1:]) <= KERNELS_TO else others).append(run)
     if kernels is None or sum(len(run) for run in ours) < torch.get_num_threads():
         return runs
+    ours.sort(key=lambda run: -math.prod(run.shape[1:]))  # so that threads end together
     matrices = [
         Matrix(start, *run.shape[1:], _scale(run.shape))
-        for run in sorted(
-            ours, key=lambda run: -run.nbytes // len(run)
-        )  # so that threads end together
+        for run in ours
         for start in range(run.data_ptr(), run.data_ptr() + run.nbytes, run.nbytes // len(run))
     ]
     floor = torch.finfo(torch.float32).tiny ** 0.5

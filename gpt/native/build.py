@@ -25,7 +25,16 @@ from gpt.data.wheels import cache_folder
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("kernels.cpp", "products.inl", "attend.inl", "gradients.inl", "causal.inl")
+SOURCES = (
+    "kernels.cpp",
+    "all.inl",
+    "products.inl",
+    "attend.inl",
+    "gradients.inl",
+    "tiles.inl",
+    "causal.inl",
+    "orthogonal.inl",
+)
 FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fno-math-errno", "-fopenmp")
 COMPILERS = ("g++", "clang++", "c++")
 SECONDS = 180

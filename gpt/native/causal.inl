@@ -1,5 +1,4 @@
-// Causal attention of whole sequences and its gradients, for one instruction set: see products.inl,
-// which comes before it.
+// Causal attention of whole sequences and its gradients, for one instruction set: see all.inl.
 //
 // Some queries at a time against all keys that they see, so no square of scores is ever held (Dao et
 // al., arXiv 2205.14135). What the products need lies in a thread's own memory: keys and values once
@@ -8,32 +7,6 @@
 //   P = exp(scale Q K^T - lse)        O = P V
 //   dP = dO V^T        dS = P (dP - sum over d of dO O) scale
 //   dQ = dS K        dK = dS^T Q        dV = P^T dO
-
-constexpr int64_t TILE = LANES == 16 ? 12 : 6;  // rows of which two vectors of sums fill the registers
-constexpr int64_t PAIR = 2 * LANES;
-constexpr int64_t DEEP = 256;  // rows of which L1 holds a pair of vectors each
-
-INLINE int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// c (TILE, PAIR) = or += factor times the sums over k of a(m, k) b(k, n), where a(m, k) stands at
-// a[m * row + k * step].
-template <bool MORE>
-static void block(const float* a, int64_t row, int64_t step, const float* b, int64_t ldb,
-                  int64_t depth, float* c, int64_t ldc) {
-    vf left[TILE] = {}, right[TILE] = {};
-    for (int64_t k = 0; k < depth; k++) {
-        const vf one = load(b + k * ldb), two = load(b + k * ldb + LANES);
-        for (int m = 0; m < TILE; m++) {
-            const vf own = spread(a[m * row + k * step]);
-            left[m] += own * one;
-            right[m] += own * two;
-        }
-    }
-    for (int m = 0; m < TILE; m++) {
-        save(c + m * ldc, MORE ? load(c + m * ldc) + left[m] : left[m]);
-        save(c + m * ldc + LANES, MORE ? load(c + m * ldc + LANES) + right[m] : right[m]);
-    }
-}
 
 INLINE float largest(const float* x, int64_t n) {
     vf found = spread(-INFINITY);
@@ -59,8 +32,8 @@ struct Head {
     float *sums;                                          // (rows)
 
     explicit Head(const Causal& given) : a(given) {
-        width = up(a.D, PAIR);
-        ld = up(a.T + TILE, PAIR) + 16;  // an odd count of cache lines: no power of two
+        width = rounded_up(a.D, PAIR);
+        ld = rounded_up(a.T + TILE, PAIR) + 16;  // an odd count of cache lines: no power of two
         rows = a.T > 512 ? 2 * TILE : 48;
         const int64_t whole = (a.T + TILE) * width, across = width * ld, few = rows * width;
         float* at = scratch(0, 4 * whole + 2 * across + 2 * rows * ld + 4 * few + rows);
@@ -94,7 +67,7 @@ struct Head {
         for (int64_t n = 0; n < first + count; n += PAIR)
             for (int64_t m = 0; m < count; m += TILE)
                 if (n < first + m + TILE)
-                    block<false>(of + m * width, width, 1, b + n, ld, a.D, to + m * ld + n, ld);
+                    block<TILE>(of + m * width, width, 1, b + n, ld, a.D, to + m * ld + n, ld, false);
     }
 
     // Rows of scores times keys or values: a row sees `first` + its number + 1 of them.
@@ -103,9 +76,8 @@ struct Head {
             const int64_t seen = first + m + TILE < a.T ? first + m + TILE : a.T;
             for (int64_t k = 0; k < seen; k += DEEP)
                 for (int64_t n = 0; n < width; n += PAIR)
-                    (k ? block<true> : block<false>)(
-                        scores + m * ld + k, ld, 1, of + k * width + n, width,
-                        seen - k < DEEP ? seen - k : DEEP, to + m * width + n, width);
+                    block<TILE>(scores + m * ld + k, ld, 1, of + k * width + n, width,
+                                seen - k < DEEP ? seen - k : DEEP, to + m * width + n, width, k);
         }
     }
 
@@ -114,18 +86,18 @@ struct Head {
         for (int64_t j = 0; j < first + count; j += TILE) {
             const int64_t skip = j > first ? (j - first) / TILE * TILE : 0;  // those before see it not
             for (int64_t n = 0; n < width; n += PAIR)
-                block<true>(scores + skip * ld + j, 1, ld, of + skip * width + n, width,
-                            count - skip, to + j * width + n, width);
+                block<TILE>(scores + skip * ld + j, 1, ld, of + skip * width + n, width,
+                            count - skip, to + j * width + n, width, true);
         }
     }
 
     void attend(int64_t b, int64_t h, int64_t first) {
-        const int64_t left = a.T - first < rows ? a.T - first : rows, count = up(left, TILE);
+        const int64_t left = a.T - first < rows ? a.T - first : rows, count = rounded_up(left, TILE);
         gather(a.q + b * a.q_b + first * a.q_t + h * a.q_h, a.q_t, left, count, q);
         across(q, keys_across, first, count, scores);
         for (int64_t m = 0; m < count; m++) {
             float* row = scores + m * ld;
-            const int64_t seen = m < left ? first + m + 1 : 0, end = first + up(m + 1, TILE);
+            const int64_t seen = m < left ? first + m + 1 : 0, end = first + rounded_up(m + 1, TILE);
             const float most = a.scale * largest(row, seen);
             vf total_of = {};
             int64_t i = 0;
@@ -153,7 +125,7 @@ struct Head {
     }
 
     void learn(int64_t b, int64_t h, int64_t first) {
-        const int64_t left = a.T - first < rows ? a.T - first : rows, count = up(left, TILE);
+        const int64_t left = a.T - first < rows ? a.T - first : rows, count = rounded_up(left, TILE);
         const int64_t at = ((b * a.T + first) * a.H + h) * a.D, apart = a.H * a.D;
         gather(a.q + b * a.q_b + first * a.q_t + h * a.q_h, a.q_t, left, count, q);
         gather(a.dout + at, apart, left, count, dout);
@@ -162,7 +134,7 @@ struct Head {
         across(dout, values_across, first, count, slopes);
         for (int64_t m = 0; m < count; m++) {
             float *row = scores + m * ld, *slope = slopes + m * ld;
-            const int64_t seen = m < left ? first + m + 1 : 0, end = up(first + count, PAIR);
+            const int64_t seen = m < left ? first + m + 1 : 0, end = rounded_up(first + count, PAIR);
             float pull = 0;
             for (int64_t d = 0; d < a.D; d++) pull += dout[m * width + d] * out[m * width + d];
             const float lse = m < left ? a.lse[(b * a.H + h) * a.T + first + m] : 0;

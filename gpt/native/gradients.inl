@@ -1,5 +1,5 @@
 // What a training step does besides its large products, forwards and backwards, for one instruction
-// set: see products.inl, which comes before it. torch makes each of these of up to ten passes over
+// set: see all.inl. torch makes each of these of up to ten passes over
 // memory; here they are one or two.
 //
 // Rows are cut into pieces whose number does not depend on the threads, and what is summed over rows

@@ -1,5 +1,6 @@
 // What a decode step spends its time on, for processors: the product of a few rows with a matrix
-// that is read once, and a few tokens' attention over pages of the cache, read where they lie.
+// that is read once, and a few tokens' attention over pages of the cache, read where they lie; and
+// what Muon's step does, a long row of small products.
 //
 // Plain C functions over addresses: no header of torch or Python is needed, so it compiles in
 // seconds and serves any version of both. `gpt.native.build` compiles it, `gpt.native.kernels` calls
@@ -11,6 +12,9 @@
 #include <cstring>
 #include <new>
 #include <utility>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #define METHOD inline __attribute__((always_inline))
 #define INLINE static METHOD
@@ -34,8 +38,11 @@ INLINE void put(bf16& to, float value) {  // to nearest, ties to even; NaN stays
     to.bits = value != value ? 0x7fc0 : (uint16_t)rounded;
 }
 
-// A thread's own memory, kept between calls. Pieces are told apart by `which`.
-static float* scratch(int which, int64_t count) {
+INLINE int64_t rounded_up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
+
+// A thread's own memory, kept between calls. Pieces are told apart by `which`. One in huge pages needs
+// few of their places at hand, however far apart it is read.
+static float* scratch(int which, int64_t count, bool huge = false) {
     struct Kept {
         float* data[6] = {};
         int64_t size[6] = {};
@@ -46,9 +53,12 @@ static float* scratch(int which, int64_t count) {
     static thread_local Kept kept;
     if (kept.size[which] < count) {
         std::free(kept.data[which]);
-        int64_t bytes = (count * 4 + 4095) / 4096 * 4096;
-        kept.data[which] = (float*)std::aligned_alloc(64, bytes);
+        const int64_t page = huge ? 2 << 20 : 4096, bytes = rounded_up(count * 4, page);
+        kept.data[which] = (float*)std::aligned_alloc(huge ? page : 64, bytes);
         if (!kept.data[which]) std::abort();
+#if defined(__linux__)
+        if (huge) madvise(kept.data[which], bytes, MADV_HUGEPAGE);
+#endif
         kept.size[which] = bytes / 4;
     }
     return kept.data[which];
@@ -142,16 +152,26 @@ struct Attend {
     int threads;
 };
 
+// A matrix that Muon equalizes where it lies, and times what.
+struct Matrix {
+    float* data;
+    int64_t rows, columns;
+    float scale;
+};
+
+// gpt/training/muon.py's polynomial, square (G + shift)^2 + rest, and the least norm divided by.
+struct Quintic {
+    float shift, rest, square, floor;
+    int iterations;
+};
+
 #define DEPTH 768   // numbers of each row that a tile runs over at a time: so much stays in L1
 #define AHEAD 512   // bytes
 
 namespace plain {
 #define LANES 4
 #define ROWS 8
-#include "products.inl"
-#include "attend.inl"
-#include "gradients.inl"
-#include "causal.inl"
+#include "all.inl"
 #undef LANES
 #undef ROWS
 }  // namespace plain
@@ -166,10 +186,7 @@ namespace plain {
 namespace avx2 {
 #define LANES 8
 #define ROWS 8
-#include "products.inl"
-#include "attend.inl"
-#include "gradients.inl"
-#include "causal.inl"
+#include "all.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx2
@@ -185,10 +202,7 @@ namespace avx2 {
 namespace avx512 {
 #define LANES 16
 #define ROWS 8
-#include "products.inl"
-#include "attend.inl"
-#include "gradients.inl"
-#include "causal.inl"
+#include "all.inl"
 #undef LANES
 #undef ROWS
 }  // namespace avx512
@@ -278,6 +292,13 @@ extern "C" void antiphon_causal(int level, int back, const Causal* a) {
 extern "C" void antiphon_square_relu(int level, const float* x, const float* dy, float* y,
                                      int64_t count, int threads) {
     DISPATCH(level, square_relu(x, dy, y, count, threads))
+}
+
+// Each matrix is one thread's, so that what comes of it does not depend on how many there are.
+extern "C" void antiphon_orthogonalize(int level, const Matrix* matrices, int64_t count,
+                                       const Quintic* quintic, int threads) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t i = 0; i < count; i++) DISPATCH(level, orthogonalize(matrices[i], *quintic))
 }
 
 // Keys and values of new tokens into their slots of the cache; pages only begun are zeroed first.

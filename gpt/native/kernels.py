@@ -134,24 +134,20 @@ class Kernels:
         self._attend.argtypes = [integer, integer, pointer]
         self._store = library.antiphon_store
         self._store.argtypes = [*[pointer] * 6, *[number] * 9]
-        # With gradients: `gpt.native.gradients` calls these.
-        self.norm = library.antiphon_norm
-        self.convolve = library.antiphon_convolve
-        self.take_apart = library.antiphon_take_apart
-        self.causal = library.antiphon_causal
-        for function in (self.norm, self.convolve, self.take_apart, self.causal):
-            function.argtypes = [integer, integer, pointer]
+        # The modules beside this one call these: gradients, causal, orthogonal.
+        self.norm, self.convolve = library.antiphon_norm, library.antiphon_convolve
+        self.take_apart, self.causal = library.antiphon_take_apart, library.antiphon_causal
         self.square_relu = library.antiphon_square_relu
         self.square_relu.argtypes = [integer, pointer, pointer, pointer, number, integer]
-        own = (self._chain, self._turn, self._attend, self._store)
+        self.orthogonalize = library.antiphon_orthogonalize
+        self.orthogonalize.argtypes = [integer, pointer, number, pointer, integer]
+        both_ways = (self.norm, self.convolve, self.take_apart, self.causal)
+        for function in both_ways:
+            function.argtypes = [integer, integer, pointer]
         for function in (
-            *own,
-            self.norm,
-            self.convolve,
-            self.take_apart,
-            self.causal,
-            self.square_relu,
-        ):
+            self._chain, self._turn, self._attend, self._store, self.square_relu,
+            self.orthogonalize, *both_ways,
+        ):  # fmt: skip
             function.restype = None
 
     def __deepcopy__(self, memo: object) -> Kernels:

@@ -13,7 +13,7 @@ from gpt.config import GPTConfig
 from gpt.errors import ConfigError
 from gpt.lora import LoRAConfig, adapt
 from gpt.model import GPT
-from gpt.training.muon import MuonAdamW, equalized, orthogonalize
+from gpt.training.muon import MuonAdamW, equalize, orthogonalize
 from gpt.training.optim import OptimizerConfig, make_optimizer, parameter_groups, set_step
 from tests.training.small import fit, make_module
 
@@ -27,6 +27,12 @@ def matrix(singular: torch.Tensor, rows: int, columns: int, seed: int) -> torch.
     u, _ = torch.linalg.qr(torch.randn(rows, k, generator=random, dtype=torch.float64))
     v, _ = torch.linalg.qr(torch.randn(columns, k, generator=random, dtype=torch.float64))
     return u @ torch.diag(singular) @ v.T
+
+
+def equalized(found: list[torch.Tensor], rows: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    made = [update.clone() for update in found]
+    equalize(made, rows)
+    return made
 
 
 @settings(max_examples=30, deadline=None)

@@ -120,7 +120,11 @@ class Block(nn.Module):
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         # A decode step is short enough for a call that does nothing to count.
-        branch = self.drop(branch) if self.training else branch
+        if self.training and self.drop.p:
+            kernels = gradients.suit(x, branch)
+            if kernels is not None:
+                return gradients.add_dropped(kernels, x, branch, self.drop.p, self.scale)
+            branch = self.drop(branch)
         return torch.add(x, branch, alpha=self.scale)
 
 
@@ -236,7 +240,13 @@ class GPT(nn.Module):
                 plan = plan.by_block_rows(FIXED_TERM_BY_ROWS)
             alibi, dtype = Alibi(self.config.n_head), bias_dtype(x)
             plan = plan.with_bias(lambda q_pos, k_pos: alibi.bias(q_pos, k_pos, dtype))
-        x = self.drop(x)
+        if self.training and self.drop.p:
+            kernels = gradients.suit(x)
+            x = (
+                self.drop(x)
+                if kernels is None
+                else gradients.add_dropped(kernels, None, x, self.drop.p)
+            )
         tokens = Tokens(ids, plan.positions, plan.shift, x if self.config.x0_scalars else None)
         recompute = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):

@@ -54,15 +54,20 @@ def in_use(kernels: Kernels) -> Iterator[None]:
     native.use(None)
 
 
-def ran(y: Tensor) -> set[str]:
-    """Which kernels' gradients lead to y."""
-    found, open_ = set(), [y.grad_fn]
+def nodes(y: Tensor) -> Iterator[Any]:
+    """Of the graph that leads to y."""
+    open_ = [y.grad_fn]
     while open_:
         node = open_.pop()
         if node is not None:
-            found.add(type(node).__name__.removesuffix("Backward"))
+            yield node
             open_ += [before for before, _ in node.next_functions]
-    return found & set(GRADIENTS)
+
+
+def ran(y: Tensor) -> set[str]:
+    """Which kernels' gradients lead to y."""
+    names = {type(node).__name__.removesuffix("Backward") for node in nodes(y)}
+    return names & set(GRADIENTS)
 
 
 def gradients_of(module: nn.Module, y: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -221,6 +226,67 @@ def test_a_whole_model_learns_the_same(documents: bool, recompute: bool) -> None
         assert (a.double() - b).abs().max() <= 1e-4 * b.abs().max()
 
 
+@given(
+    rows=st.integers(1, 60), C=st.integers(1, 40), p=st.sampled_from([0.05, 0.3, 0.9]),
+    scale=st.sampled_from([1.0, 0.25]), onto=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_dropout_keeps_or_drops_and_learns_through_what_it_kept(
+    kernels: Kernels, rows: int, C: int, p: float, scale: float, onto: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    x, branch = torch.randn(rows, C, requires_grad=True), torch.randn(rows, C, requires_grad=True)
+    state = torch.get_rng_state()
+    y = gradients.add_dropped(kernels, x if onto else None, branch, p, scale)
+    added = y - x if onto else y
+    kept = added.abs() > 1e-5 * x.abs().clamp_min(1)
+    expected = torch.where(kept, branch * scale / (1 - p), 0)
+    assert torch.allclose(added, expected, rtol=1e-4, atol=1e-5)
+    dy = torch.randn(rows, C)
+    found = torch.autograd.grad(y, [branch, *([x] if onto else [])], dy)
+    assert torch.allclose(found[0], torch.where(kept, dy * scale / (1 - p), 0))
+    assert not onto or torch.equal(found[1], dy)
+    torch.set_rng_state(state)
+    again = gradients.add_dropped(kernels, x if onto else None, branch, p, scale)
+    assert torch.equal(again, y), "a resumed run drops what a straight one does"
+
+
+def test_dropout_is_as_often_as_it_says_and_knows_no_neighbours(kernels: Kernels) -> None:
+    n, p = 2**20, 0.2
+    ones = torch.ones(n)
+    torch.manual_seed(0)
+    masks = [gradients.add_dropped(kernels, None, ones, p) > 0 for _ in range(4)]
+
+    def far(events: Tensor, probability: float) -> float:
+        """In standard deviations."""
+        count = len(events)
+        sigma = (probability * (1 - probability) / count) ** 0.5
+        return abs(float(events.double().mean()) - probability) / sigma
+
+    both = (1 - p) ** 2
+    for mask in masks:
+        assert far(mask, 1 - p) < 4.5
+        for step in (1, 2, 3, 8, 64, 128, 256, 1024, 2**16):
+            assert far((mask[::2] & mask.roll(step)[::2])[: n // 2], both) < 5
+    for i in range(4):
+        for j in range(i):
+            assert far(masks[i] & masks[j], both) < 5
+
+
+def test_dropout_is_the_same_when_a_block_is_computed_again() -> None:
+    model = GPT(CONFIG.replace(dropout=0.3))
+    found = []
+    for recompute in (False, True):
+        model.activation_checkpointing = recompute
+        torch.manual_seed(7)
+        y = loss_of(model)
+        found.append([y, *gradients_of(model, y)])
+    assert all(map(torch.equal, *found))
+    assert "_AddDropped" in {type(node).__name__.removesuffix("Backward") for node in nodes(y)}
+    model.eval()
+    assert torch.equal(loss_of(model), loss_of(model))
+
+
 def test_the_number_of_threads_changes_no_bit(kernels: Kernels) -> None:
     made, before = torch.Generator().manual_seed(0), torch.get_num_threads()
     rows = [torch.randn(5, 300, 16, generator=made).requires_grad_() for _ in range(3)]
@@ -229,6 +295,7 @@ def test_the_number_of_threads_changes_no_bit(kernels: Kernels) -> None:
     heads = gradients.Heads(2, 1, 4, 1e-6, False)
 
     def found() -> list[Tensor]:
+        torch.manual_seed(0)
         q, k, v = gradients.take_apart(
             kernels, rows[0], heads, (weights[2], weights[3]), (table.cos, table.sin)
         )
@@ -236,7 +303,9 @@ def test_the_number_of_threads_changes_no_bit(kernels: Kernels) -> None:
         y = torch.cat([
             gradients.rms_norm(kernels, rows[1], weights[0], 1e-6),
             gradients.convolve(kernels, rows[2], conv, torch.arange(300)),
-            gradients.square_relu(kernels, rows[1]), q.flatten(-2), k.flatten(-2), v.flatten(-2),
+            gradients.square_relu(kernels, rows[1]),
+            gradients.add_dropped(kernels, rows[0], rows[1], 0.3),
+            q.flatten(-2), k.flatten(-2), v.flatten(-2),
         ], dim=-1)  # fmt: skip
         return [y, *gradients_of(nn.Module(), y, *rows, *weights)]
 

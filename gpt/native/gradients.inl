@@ -159,6 +159,35 @@ static void square_relu(const float* x, const float* dy, float* y, int64_t count
     }
 }
 
+// 32 bits that look random, from 32 that need not (Wellons' "lowbias32").
+INLINE vu mixed_up(vu x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+// y = x, or 0, plus `factor` times those of `branch` that are kept, each with probability 1 - p. Which
+// they are follows from the seed and their places, so nobody need remember them.
+static void drop(const float* x, const float* branch, float* y, int64_t count, uint64_t seed,
+                 float p, float factor, int threads) {
+    const Pieces pieces(count / 64 + 1);
+    const int32_t least = (int32_t)(p * (1 << 24));
+    vu place = {};
+    for (int j = 0; j < LANES; j++) place[j] = j;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t piece = 0; piece < pieces.count; piece++) {
+        const int64_t first = piece * pieces.each * 64, end = pieces.end(piece) * 64;
+        const int64_t stop = end < count ? end : count;
+        EACH(stop - first)
+            const uint64_t at_all = first + i;
+            const vu where = place + (uint32_t)at_all + (uint32_t)(at_all >> 32) * 0x9e3779b9u;
+            const vu bits = mixed_up(mixed_up(where + (uint32_t)seed) ^ (uint32_t)(seed >> 32));
+            const vf kept = (vi)(bits >> 8) >= least ? at.get(branch + first + i) : vf{};
+            at.set(y + first + i, (x ? at.get(x + first + i) : vf{}) + factor * kept);
+        END;
+    }
+}
+
 // Numbers i and i + `other` of a head are pair i, or neighbours are.
 INLINE void rotated(float* x, const float* cos, const float* sin, float way, int64_t P, bool mixed) {
     if (mixed)

@@ -212,6 +212,49 @@ def _squared(kernels: Kernels, x: Tensor, dy: Tensor | None) -> Tensor:
     return y
 
 
+# --- Dropout -------------------------------------------------------------------------------------
+
+
+def add_dropped(
+    kernels: Kernels, x: Tensor | None, branch: Tensor, p: float, scale: float = 1.0
+) -> Tensor:
+    """x, or 0, plus scale times what dropout with probability p leaves of a branch.
+
+    torch's own draws each number for itself and keeps them all; here one is drawn, the seed, from
+    the same generator.
+    """
+    seed = int(torch.randint(2**63 - 1, ()))
+    return _AddDropped.apply(x, branch, seed, p, scale / (1 - p), kernels)  # type: ignore[no-any-return, no-untyped-call]  # torch gives it no types
+
+
+class _AddDropped(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor | None, branch: Tensor, seed: int, p: float, factor: float,
+        kernels: Kernels,
+    ) -> Tensor:  # fmt: skip
+        ctx.settings = seed, p, factor, kernels
+        return _dropped(None if x is None else x.contiguous(), branch.contiguous(), *ctx.settings)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        dx = dy if ctx.needs_input_grad[0] else None
+        return dx, _dropped(None, dy.contiguous(), *ctx.settings), None, None, None, None
+
+
+def _dropped(
+    x: Tensor | None, branch: Tensor, seed: int, p: float, factor: float, kernels: Kernels
+) -> Tensor:
+    y, onto, threads = torch.empty_like(branch), None, torch.get_num_threads()
+    if x is not None:
+        onto = x.data_ptr()
+    kernels.drop(
+        kernels.level, onto, branch.data_ptr(), y.data_ptr(), y.numel(), seed, p, factor, threads
+    )
+    return y
+
+
 # --- Queries, keys and values --------------------------------------------------------------------
 
 

@@ -294,6 +294,11 @@ extern "C" void antiphon_square_relu(int level, const float* x, const float* dy,
     DISPATCH(level, square_relu(x, dy, y, count, threads))
 }
 
+extern "C" void antiphon_drop(int level, const float* x, const float* branch, float* y,
+                              int64_t count, uint64_t seed, float p, float factor, int threads) {
+    DISPATCH(level, drop(x, branch, y, count, seed, p, factor, threads))
+}
+
 // Each matrix is one thread's, so that what comes of it does not depend on how many there are.
 extern "C" void antiphon_orthogonalize(int level, const Matrix* matrices, int64_t count,
                                        const Quintic* quintic, int threads) {

@@ -139,6 +139,11 @@ class Kernels:
         self.take_apart, self.causal = library.antiphon_take_apart, library.antiphon_causal
         self.square_relu = library.antiphon_square_relu
         self.square_relu.argtypes = [integer, pointer, pointer, pointer, number, integer]
+        self.drop = library.antiphon_drop
+        single = ctypes.c_float
+        self.drop.argtypes = [
+            integer, pointer, pointer, pointer, number, ctypes.c_uint64, single, single, integer
+        ]  # fmt: skip
         self.orthogonalize = library.antiphon_orthogonalize
         self.orthogonalize.argtypes = [integer, pointer, number, pointer, integer]
         both_ways = (self.norm, self.convolve, self.take_apart, self.causal)
@@ -146,7 +151,7 @@ class Kernels:
             function.argtypes = [integer, integer, pointer]
         for function in (
             self._chain, self._turn, self._attend, self._store, self.square_relu,
-            self.orthogonalize, *both_ways,
+            self.drop, self.orthogonalize, *both_ways,
         ):  # fmt: skip
             function.restype = None
 

@@ -152,11 +152,12 @@ struct Attend {
     int threads;
 };
 
-// A matrix that Muon equalizes where it lies, and times what.
+// A matrix that Muon moves, its gradient and the running mean of that; rate includes the shape's.
 struct Matrix {
-    float* data;
+    float *weight, *mean;
+    const float* grad;
     int64_t rows, columns;
-    float scale;
+    float momentum, rate, keep;
 };
 
 // gpt/training/muon.py's polynomial, square (G + shift)^2 + rest, and the least norm divided by.
@@ -300,10 +301,10 @@ extern "C" void antiphon_drop(int level, const float* x, const float* branch, fl
 }
 
 // Each matrix is one thread's, so that what comes of it does not depend on how many there are.
-extern "C" void antiphon_orthogonalize(int level, const Matrix* matrices, int64_t count,
+extern "C" void antiphon_muon(int level, const Matrix* matrices, int64_t count,
                                        const Quintic* quintic, int threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t i = 0; i < count; i++) DISPATCH(level, orthogonalize(matrices[i], *quintic))
+    for (int64_t i = 0; i < count; i++) DISPATCH(level, muon(matrices[i], *quintic))
 }
 
 // Keys and values of new tokens into their slots of the cache; pages only begun are zeroed first.

@@ -144,14 +144,14 @@ class Kernels:
         self.drop.argtypes = [
             integer, pointer, pointer, pointer, number, ctypes.c_uint64, single, single, integer
         ]  # fmt: skip
-        self.orthogonalize = library.antiphon_orthogonalize
-        self.orthogonalize.argtypes = [integer, pointer, number, pointer, integer]
+        self.muon = library.antiphon_muon
+        self.muon.argtypes = [integer, pointer, number, pointer, integer]
         both_ways = (self.norm, self.convolve, self.take_apart, self.causal)
         for function in both_ways:
             function.argtypes = [integer, integer, pointer]
         for function in (
             self._chain, self._turn, self._attend, self._store, self.square_relu,
-            self.drop, self.orthogonalize, *both_ways,
+            self.drop, self.muon, *both_ways,
         ):  # fmt: skip
             function.restype = None
 

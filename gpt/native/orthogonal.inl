@@ -100,21 +100,23 @@ struct Iteration {
     }
 };
 
-// x (rows, columns) becomes what gpt/training/muon.py makes of it, times `scale`.
-static void orthogonalize(const Matrix& x, const Quintic& q) {
+// What gpt/training/muon.py does with a matrix in a step, from its gradient to its weights.
+static void muon(const Matrix& x, const Quintic& q) {
     const bool stands = x.rows >= x.columns;
     const int64_t N = stands ? x.rows : x.columns, M = stands ? x.columns : x.rows;
     const int64_t ld = rounded_up(M, 32) + 16, tall = (N + TILE) * ld, flat = (M + TILE) * ld;
-    const int64_t room = 2 * tall + 4 * flat;
+    const int64_t room = 2 * tall + 4 * flat, count = x.rows * x.columns;
     float *y = scratch(0, room, room * 4 > 1 << 19), *other = y + tall;
     float *gram = other + tall, *poly = gram + flat, *factor = poly + flat, *spare = factor + flat;
     const Iteration o{q, N, M, ld};
 
-    float squared = 0;
-    for (int64_t m = 0; m < x.rows; m++)
-        squared += squares_of(x.data + m * x.columns, x.columns, 0);
-    const float norm = std::sqrt(squared), inverse = 1 / (norm < q.floor ? q.floor : norm);
-    copy(x.data, x.columns, x.rows, x.columns, y, ld, !stands, inverse);
+    for (int64_t i = 0; i < count; i++) {
+        x.mean[i] += (1 - x.momentum) * (x.grad[i] - x.mean[i]);
+        // Nesterov's: the newest gradient counts once more.
+        other[i] = x.grad[i] + x.momentum * (x.mean[i] - x.grad[i]);
+    }
+    const float norm = std::sqrt(squares_of(other, count, 0));
+    copy(other, x.columns, x.rows, x.columns, y, ld, !stands, 1 / (norm < q.floor ? q.floor : norm));
     // Each turn multiplies y by a polynomial P of y^T y, and so y^T y by P twice. If y is longer
     // than wide, it is less work to multiply all P first.
     if (7 * N < 8 * M) {
@@ -139,6 +141,7 @@ static void orthogonalize(const Matrix& x, const Quintic& q) {
         o.times(y, factor, other);
         std::swap(y, other);
     }
-    copy(y, ld, N, M, x.data, x.columns, !stands, x.scale);
+    copy(y, ld, N, M, other, x.columns, !stands, x.rate);
+    for (int64_t i = 0; i < count; i++) x.weight[i] = x.keep * x.weight[i] - other[i];
 }
 #undef PICK

@@ -1,4 +1,4 @@
-"""Muon's iteration by our own kernel: each thread has a matrix in its caches (`orthogonal.inl`)."""
+"""Muon's step by our own kernel: each thread has a matrix in its caches (`orthogonal.inl`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from gpt.native.kernels import Kernels
 
 
 class Matrix(ctypes.Structure):
-    """`struct Matrix` of kernels.cpp: float32 numbers side by side, and times what."""
+    """`struct Matrix` of kernels.cpp: addresses of float32 numbers, side by side.
+
+    What it becomes is `keep` times the weight less `rate` times the step.
+    """
 
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("weight", "mean", "grad")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns")),
+        *((name, ctypes.c_float) for name in ("momentum", "rate", "keep")),
     )
 
 
@@ -30,10 +32,10 @@ class Quintic(ctypes.Structure):
     )
 
 
-def orthogonalize(kernels: Kernels, matrices: Sequence[Matrix], quintic: Quintic) -> None:
-    """What `gpt.training.muon` makes of them, in place."""
+def step(kernels: Kernels, matrices: Sequence[Matrix], quintic: Quintic) -> None:
+    """Take the step of `gpt.training.muon` with each; means and weights change in place."""
     all_of_them = (Matrix * len(matrices))(*matrices)
-    kernels.orthogonalize(
+    kernels.muon(
         kernels.level,
         ctypes.addressof(all_of_them),
         len(matrices),

@@ -235,11 +235,12 @@ class MuonAdamW(Optimizer):
 
     def _move(self, some: _Moved) -> None:
         """Muon's step for parameters, each with its group."""
+        for p, _ in some:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
         found: list[Tensor] = []
+        some = self._left_by_kernels(some)
         for group, params in _by_group(some):
-            for p in params:
-                if "momentum" not in self.state[p]:
-                    self.state[p]["momentum"] = torch.zeros_like(p)
             grads = [_local(p.grad) for p in params if p.grad is not None]
             means = [_local(self.state[p]["momentum"]) for p in params]
             torch._foreach_lerp_(means, grads, 1 - group["momentum"])
@@ -255,6 +256,43 @@ class MuonAdamW(Optimizer):
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(weights, here, alpha=-group["lr"])
 
+    def _left_by_kernels(self, some: _Moved) -> _Moved:
+        """Move those that our kernels are faster for. Returns the others."""
+        kernels = current()
+        if kernels is None:
+            return some
+        matrices: list[Matrix] = []
+        ours: list[Tensor] = []
+        others: _Moved = []
+        for p, group in some:
+            tensors = (p, self.state[p]["momentum"], p.grad)
+            heights, columns = group["rows"] or (len(p),), p.shape[1]
+            if not all(map(_is_plain, tensors)) or min(max(heights), columns) > KERNELS_TO:
+                others.append((p, group))
+                continue
+            ours.append(p)
+            starts = [x.data_ptr() for x in tensors if x is not None]
+            for height in heights:
+                rate = group["lr"] * _scale((height, columns))
+                keep = 1 - group["lr"] * group["weight_decay"]
+                matrices.append(Matrix(*starts, height, columns, group["momentum"], rate, keep))
+                starts = [start + height * columns * p.itemsize for start in starts]
+        if len(matrices) < torch.get_num_threads():
+            return some
+        matrices.sort(key=lambda m: -m.rows * m.columns)  # so that threads end together
+        floor = torch.finfo(torch.float32).tiny ** 0.5
+        quintic = Quintic(SHIFT, REST, COEFFICIENTS[2], floor, ITERATIONS)
+        orthogonal.step(kernels, matrices, quintic)
+        torch.autograd.graph.increment_version(ours)
+        return others
+
+
+def _is_plain(x: Tensor | None) -> bool:
+    """Float32 numbers side by side, on a processor, all of them here."""
+    assert x is not None, "what has no gradient is not moved"
+    here = x.dtype == torch.float32 and x.device.type == "cpu" and not isinstance(x, DTensor)
+    return here and x.is_contiguous()
+
 
 def equalize(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> None:
     """Make them Muon's steps at a rate of 1. Matrices of a shape go together, whatever they are of.
@@ -268,7 +306,7 @@ def equalize(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> None:
     """
     runs = [run for update, each in zip(found, rows, strict=True) for run in _runs(update, each)]
     alike: dict[torch.Size, list[Tensor]] = {}
-    for run in _left_by_kernels(runs):
+    for run in runs:
         alike.setdefault(run.shape[1:], []).append(run)
     for shape, parts in alike.items():
         x = orthogonalize(torch.cat(parts).to(_work_dtype(parts[0])))
@@ -278,28 +316,6 @@ def equalize(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> None:
 
 def _scale(shape: Sequence[int]) -> float:
     return math.sqrt(max(1.0, shape[-2] / shape[-1]))
-
-
-def _left_by_kernels(runs: list[Tensor]) -> list[Tensor]:
-    """Equalize, in place, those that our kernels are faster for. Returns the others."""
-    kernels = current()
-    ours: list[Tensor] = []
-    others: list[Tensor] = []
-    for run in runs:
-        known = run.dtype == torch.float32 and run.device.type == "cpu" and run.is_contiguous()
-        (ours if known and min(run.shape[1:]) <= KERNELS_TO else others).append(run)
-    if kernels is None or sum(len(run) for run in ours) < torch.get_num_threads():
-        return runs
-    ours.sort(key=lambda run: -math.prod(run.shape[1:]))  # so that threads end together
-    matrices = [
-        Matrix(start, *run.shape[1:], _scale(run.shape))
-        for run in ours
-        for start in range(run.data_ptr(), run.data_ptr() + run.nbytes, run.nbytes // len(run))
-    ]
-    floor = torch.finfo(torch.float32).tiny ** 0.5
-    quintic = Quintic(SHIFT, REST, COEFFICIENTS[2], floor, ITERATIONS)
-    orthogonal.orthogonalize(kernels, matrices, quintic)
-    return others
 
 
 def _runs(update: Tensor, rows: tuple[int, ...]) -> list[Tensor]:

@@ -20,7 +20,7 @@ from gpt.native import kernels as native
 from gpt.native import orthogonal
 from gpt.native.kernels import Kernels
 from gpt.training import muon
-from gpt.training.muon import equalize
+from gpt.training.muon import MuonAdamW
 from gpt.training.optim import OptimizerConfig, make_optimizer
 
 NO_COMPILER = not any(shutil.which(name) for name in building.COMPILERS)
@@ -51,9 +51,13 @@ def random(*size: int, seed: int = 0) -> Tensor:
 
 
 def steps(*found: Tensor) -> list[Tensor]:
-    made = [update.clone() for update in found]
-    equalize(made, [()] * len(made))
-    return made
+    """What Muon makes of gradients, at a rate of 1 and without a mean of earlier ones."""
+    weights = [torch.nn.Parameter(torch.zeros_like(x)) for x in found]
+    for weight, x in zip(weights, found, strict=True):
+        weight.grad = x.clone()
+    group = {"params": weights, "kind": "muon", "momentum": 0.0}
+    MuonAdamW([group], lr=1.0).step()
+    return [-weight.detach() for weight in weights]
 
 
 def exact(x: Tensor) -> Tensor:
@@ -133,13 +137,13 @@ def test_they_get_what_they_are_faster_for(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_: list[tuple[int, int]] = []
-    whole = orthogonal.orthogonalize
+    whole = orthogonal.step
 
     def noted(kernels: Kernels, matrices: list[orthogonal.Matrix], *rest: Any) -> None:
         given_.extend((m.rows, m.columns) for m in matrices)
         whole(kernels, matrices, *rest)
 
-    monkeypatch.setattr(orthogonal, "orthogonalize", noted)
+    monkeypatch.setattr(orthogonal, "step", noted)
     monkeypatch.setattr(muon, "KERNELS_TO", 8)
     found = [random(8, 40), random(9, 9), random(8, 8).double(), random(8, 6).T, random(12, 8)]
     made = steps(*found)

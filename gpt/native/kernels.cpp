@@ -1,6 +1,6 @@
 // What a decode step spends its time on, for processors: the product of a few rows with a matrix
 // that is read once, and a few tokens' attention over pages of the cache, read where they lie; and
-// what Muon's step does, a long row of small products.
+// what a training step of a small model spends its time on beside the library's products.
 //
 // Plain C functions over addresses: no header of torch or Python is needed, so it compiles in
 // seconds and serves any version of both. `gpt.native.build` compiles it, `gpt.native.kernels` calls

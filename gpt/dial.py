@@ -31,7 +31,7 @@ TOKENS_PER_PARAMETER = 20
 """Of a budget that spends FLOPs best (Hoffmann et al., arXiv 2203.15556), over the matrices that
 tokens are multiplied with."""
 
-REFERENCE_WIDTH, REFERENCE_RATE, MUON_RATE = 128, 3e-3, 0.02
+REFERENCE_WIDTH, REFERENCE_RATE, MUON_RATE = 128, 6e-3, 0.01
 """Where the rates were found. Muon's steps have the same effect at any width (their size follows
 the shape of the matrix; Yang et al., arXiv 2310.17813), so its rate stays; AdamW's falls with the
 root of the width, as in nanochat."""

@@ -7,11 +7,15 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import warm
+
+if TYPE_CHECKING:
+    from gpt.native.kernels import Kernels
 
 # No test fails because the machine is busy with something else, and each run tries the same
 # examples, so that a change fails by its own fault. `ANTIPHON_EXAMPLES=new` looks for new ones.
@@ -41,6 +45,25 @@ def kernels_as_before() -> Iterator[None]:
     before = kernels.current()
     yield
     kernels.use(before)
+
+
+@pytest.fixture(scope="session")
+def native_library() -> Path:
+    """Our own kernels, kept between runs in the user's cache, as the program itself keeps them."""
+    from gpt.native.build import build
+
+    return build()
+
+
+@pytest.fixture(scope="module", params=["plain", "AVX2", "AVX-512"])
+def kernels(request: pytest.FixtureRequest, native_library: Path) -> Kernels:
+    """The kernels by each kind of instructions that this processor has."""
+    from gpt.native.kernels import Kernels
+
+    found = Kernels(native_library, request.param_index)
+    if found.level != request.param_index:
+        pytest.skip("not on this processor")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,26 +17,12 @@ from gpt.config import GPTConfig
 from gpt.model import GPT
 from gpt.native import build as building
 from gpt.native import kernels as native
-from gpt.native.build import build
 from gpt.native.causal import causal_attention
 from gpt.native.kernels import Kernels
 from gpt.plan import AttentionPlan
 
 NO_COMPILER = not any(shutil.which(name) for name in building.COMPILERS)
 pytestmark = pytest.mark.skipif(NO_COMPILER, reason="no C++ compiler here")
-
-
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return build()
-
-
-@pytest.fixture(scope="module", params=range(len(native.LEVELS)), ids=lambda i: native.LEVELS[i])
-def kernels(request: pytest.FixtureRequest, library: Path) -> Kernels:
-    found = Kernels(library, request.param)
-    if found.level != request.param:
-        pytest.skip("not on this processor")
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from gpt.model import GPT, MLP
 from gpt.native import build as building
 from gpt.native import gradients
 from gpt.native import kernels as native
-from gpt.native.build import build
 from gpt.native.kernels import Kernels
 from gpt.norms import RMSNorm
 from gpt.plan import AttentionPlan
@@ -32,19 +30,6 @@ NO_COMPILER = not any(shutil.which(name) for name in building.COMPILERS)
 pytestmark = pytest.mark.skipif(NO_COMPILER, reason="no C++ compiler here")
 
 GRADIENTS = ("_RMSNorm", "_Convolve", "_SquareReLU", "_TakeApart")
-
-
-@pytest.fixture(scope="module")
-def library() -> Path:
-    return build()
-
-
-@pytest.fixture(scope="module", params=range(len(native.LEVELS)), ids=lambda i: native.LEVELS[i])
-def kernels(request: pytest.FixtureRequest, library: Path) -> Kernels:
-    found = Kernels(library, request.param)
-    if found.level != request.param:
-        pytest.skip("not on this processor")
-    return found
 
 
 @pytest.fixture(autouse=True)

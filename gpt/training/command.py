@@ -126,7 +126,7 @@ COMMON: dict[str, tuple[Flag, ...]] = {
         Flag("--trainer.accumulate_grad_batches", "N", "batches a step", 1),
         Flag("--model.optimizer.kind", "{adamw,muon}", "who moves the matrices", "adamw"),
         Flag("--model.optimizer.lr", "X", "peak learning rate of AdamW", 0.003),
-        Flag("--model.optimizer.muon_lr", "X", "peak learning rate of Muon", 0.02),
+        Flag("--model.optimizer.muon_lr", "X", "peak learning rate of Muon", 0.01),
         Flag("--model.optimizer.warmup_steps", "N", "steps to reach it", 100),
         Flag("--trainer.val_check_interval", "N", "batches between two validations", 250),
         Flag(

@@ -71,7 +71,7 @@ class OptimizerConfig:
     kind: Kind = "adamw"
     decays: tuple[Part, ...] = ("matrices", "embeddings", "head")
     weight_decay_schedule: Decay = "constant"
-    muon_lr: float = 0.02
+    muon_lr: float = 0.01
     muon_momentum: float = 0.95
     muon_weight_decay: float | None = None
     cooldown_shape: Fall = "linear"

@@ -39,7 +39,8 @@ formula on models of 1 to 14 M parameters; the process held 0.4 of what comes an
 up to 0.1 GiB (glibc's allocator). torch's own allocator on a GPU holds less.
 
 What torch compiles keeps less, so this is the upper end then. `tests/test_footprint.py` holds the
-kept part to what autograd really keeps.
+kept part to what autograd really keeps of torch's operations, and that of our own kernels to no
+more.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ def kernels_as_before() -> Iterator[None]:
     """What a test loads of our own kernels is no affair of the next one's."""
     from gpt.native import kernels
 
-    before = kernels.current()
+    before = kernels._current, kernels._refused
     yield
-    kernels.use(before)
+    kernels._current, kernels._refused = before
 
 
 @pytest.fixture(scope="session")

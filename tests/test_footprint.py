@@ -14,6 +14,7 @@ from gpt.config import GPTConfig
 from gpt.footprint import Training, footprint, kept_bytes
 from gpt.lora import NO_LORA, LoRAConfig, adapt
 from gpt.model import GPT
+from gpt.native import gradients
 from gpt.size import (
     kv_bytes,
     kv_bytes_per_token,
@@ -138,6 +139,15 @@ def test_what_is_kept_for_the_backward_is_what_autograd_keeps(name: str, precisi
             kept -= config.vocab_size * config.d_model
         ours += 2 * kept
     assert ours == pytest.approx(real, rel=0.04)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_with_kernels_of_our_own_no_more_is_kept(name: str) -> None:
+    if gradients.get_ready() is None:
+        pytest.skip("none can be compiled here")
+    config = GPTConfig(**{**BASE, **VARIANTS[name]})
+    ours = kept_bytes(config, Training(B))
+    assert 0.7 * ours < kept_by_autograd(config) <= 1.04 * ours
 
 
 def test_checkpointing_keeps_what_enters_each_block() -> None:

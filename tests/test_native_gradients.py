@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from gpt import attention
 from gpt.attention import Attention
 from gpt.config import GPTConfig
 from gpt.conv import ShortConv
@@ -21,6 +22,7 @@ from gpt.model import GPT, MLP
 from gpt.native import build as building
 from gpt.native import gradients
 from gpt.native import kernels as native
+from gpt.native.causal import causal_attention
 from gpt.native.kernels import Kernels
 from gpt.norms import RMSNorm
 from gpt.plan import AttentionPlan
@@ -29,7 +31,8 @@ from gpt.rotary import rotary_table
 NO_COMPILER = not any(shutil.which(name) for name in building.COMPILERS)
 pytestmark = pytest.mark.skipif(NO_COMPILER, reason="no C++ compiler here")
 
-GRADIENTS = ("_RMSNorm", "_Convolve", "_SquareReLU", "_TakeApart")
+GRADIENTS = ("_RMSNorm", "_Convolve", "_SquareReLU", "_TakeApart", "_AddDropped")
+ALL = {*GRADIENTS, "_CausalAttention"}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +55,7 @@ def nodes(y: Tensor) -> Iterator[Any]:
 def ran(y: Tensor) -> set[str]:
     """Which kernels' gradients lead to y."""
     names = {type(node).__name__.removesuffix("Backward") for node in nodes(y)}
-    return names & set(GRADIENTS)
+    return names & ALL
 
 
 def gradients_of(module: nn.Module, y: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -164,7 +167,7 @@ def test_queries_keys_and_values(
     positions = torch.arange(T) * 3
     if apart:  # each sequence has its own
         positions = torch.stack([positions, positions.flip(0)])
-    attention = random_weights(Attention(config), seed)
+    heads = random_weights(Attention(config), seed)
     x = torch.randn(2, T, 10, generator=torch.Generator().manual_seed(seed))
 
     def run(module: nn.Module, x: Tensor) -> Tensor:
@@ -174,7 +177,7 @@ def test_queries_keys_and_values(
         # The matrix behind them has no part in this, but must have a gradient.
         return torch.cat([q, k, v], dim=-2) + 0 * module.out.weight.sum()
 
-    held_to_torch(attention, x, run, *(["_TakeApart"] if turned or normed else []))
+    held_to_torch(heads, x, run, *(["_TakeApart"] if turned or normed else []))
 
 
 CONFIG = GPTConfig(
@@ -203,7 +206,8 @@ def test_a_whole_model_learns_the_same(documents: bool, recompute: bool) -> None
     model.activation_checkpointing = recompute
     y = loss_of(model, documents)
     if not recompute:
-        assert ran(y) == set(GRADIENTS)
+        attention = set() if documents else {"_CausalAttention"}
+        assert ran(y) == {"_RMSNorm", "_Convolve", "_SquareReLU", "_TakeApart"} | attention
     found = gradients_of(model, y)
     exact = copy.deepcopy(model).double()
     expected = gradients_of(exact, loss_of(exact, documents))
@@ -267,7 +271,7 @@ def test_dropout_is_the_same_when_a_block_is_computed_again() -> None:
         y = loss_of(model)
         found.append([y, *gradients_of(model, y)])
     assert all(map(torch.equal, *found))
-    assert "_AddDropped" in {type(node).__name__.removesuffix("Backward") for node in nodes(y)}
+    assert "_AddDropped" in ran(y)
     model.eval()
     assert torch.equal(loss_of(model), loss_of(model))
 
@@ -311,20 +315,66 @@ def test_gradients_that_nobody_wants_are_not_made() -> None:
     assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
 
 
+def nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GRADIENTS:
+        monkeypatch.setattr(getattr(gradients, name), "apply", None)
+    monkeypatch.setattr(attention, "causal_attention", None)
+
+
 @pytest.mark.parametrize("why", ["float64", "no gradients", "autocast", "compiled"])
 def test_what_they_are_not_for_runs_through_torch(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = GPT(CONFIG)
+    model: Any = GPT(CONFIG.replace(dropout=0.1))
     if why == "float64":
         model.double()
     if why == "compiled":
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    for name in GRADIENTS:
-        monkeypatch.setattr(getattr(gradients, name), "apply", None)
+        torch._dynamo.reset()
+        model = torch.compile(model, backend="eager", fullgraph=True)
+    nothing_of_ours(monkeypatch)
     half = torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast")
     with torch.set_grad_enabled(why != "no gradients"), half:
         assert torch.isfinite(loss_of(model))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own tracing is
+def test_transformed_functions_run_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_of_ours(monkeypatch)
+    norm, x = RMSNorm(6, eps=1e-5), torch.randn(4, 6)
+    sum_of = torch.func.grad(lambda x: norm(x).square().sum())
+    assert torch.isfinite(sum_of(x)).all()
+    assert torch.func.vmap(norm)(x).shape == (4, 6)
+    with torch.autograd.forward_ad.dual_level():
+        assert norm(torch.autograd.forward_ad.make_dual(x, x)).shape == (4, 6)
+    traced = torch.jit.trace(norm, x)
+    assert torch.allclose(traced(x), norm.weight * x / (x.square().mean(-1, True) + 1e-5).sqrt())
+
+
+def test_what_is_stored_with_another_sign_is_read_rightly() -> None:
+    norm, x = RMSNorm(6, eps=1e-5), torch.randn(4, 6)
+    negative = torch._neg_view(x)
+    assert torch.allclose(norm(negative), norm(-x), atol=1e-6)
+
+
+def test_second_derivatives_are_refused_and_not_wrong(kernels: Kernels) -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    for y in (
+        RMSNorm(8, eps=1e-5)(x).sum(),
+        gradients.square_relu(kernels, x).sum(),
+        gradients.add_dropped(kernels, None, x, 0.5).sum(),
+        causal_attention(kernels, *[x.view(1, 3, 2, 4)] * 3, 0.5).sum(),
+    ):
+        with pytest.raises(RuntimeError, match="no second derivatives; set ANTIPHON_NATIVE=off"):
+            torch.autograd.grad(y, x, create_graph=True)
+
+
+def test_no_token_at_all_has_no_gradient(kernels: Kernels) -> None:
+    norm, conv = RMSNorm(24, eps=1e-5), ShortConv(CONFIG)
+    norm(torch.zeros(0, 24)).sum().backward()
+    conv(torch.zeros(0, 5, 24), torch.arange(5)).sum().backward()
+    for weight in (norm.weight, conv.weight):
+        assert weight.grad is not None
+        assert torch.count_nonzero(weight.grad) == 0
 
 
 def test_without_kernels_there_is_torch() -> None:

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gpt.native.gradients import call, fields
+from gpt.native.gradients import call, fields, first_derivative_only
 from gpt.native.kernels import Kernels
 
 LONGEST = 1024
@@ -59,7 +58,7 @@ class _CausalAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))

@@ -1,6 +1,6 @@
 // What a training step does besides its large products, forwards and backwards, for one instruction
-// set: see all.inl. torch makes each of these of up to ten passes over
-// memory; here they are one or two.
+// set: see all.inl. torch makes each of these of up to ten passes over memory; here they are one or
+// two.
 //
 // Rows are cut into pieces whose number does not depend on the threads, and what is summed over rows
 // is summed by piece and then over the pieces, in order: the same numbers on any number of threads.
@@ -83,12 +83,12 @@ static void norm_backward(const Normed& n) {
         for (int64_t m = p * pieces.each; m < pieces.end(p); m++)
             unnorm(n.dy + m * C, n.x + m * C, n.weight, n.factors[m], C, n.dx + m * C, own);
     }
-    if (sums) add_up(sums, pieces.count, C, n.dweight);
+    if (n.dweight) add_up(sums, pieces.count, C, n.dweight);
 }
 
 // y_t = x_t + sum over j of w_j x_(t - j); `weight` is (C, k), as a module keeps it.
 static void conv_forward(const Convolved& c) {
-    const int64_t C = c.C, T = c.T, k = c.k;
+    const int64_t C = c.C, k = c.k;
     const Pieces pieces(c.M);
     float* w = scratch(4, k * C);
     for (int64_t j = 0; j < k; j++)
@@ -138,7 +138,7 @@ static void conv_backward(const Convolved& c) {
             END;
         }
     }
-    if (!sums) return;
+    if (!c.dweight) return;
     add_up(sums, pieces.count, k * C, w);
     for (int64_t i = 0; i < C; i++)
         for (int64_t j = 0; j < k; j++) c.dweight[i * k + j] = w[j * C + i];
@@ -256,7 +256,7 @@ static void turn_backward(const Turned& t) {
             std::memcpy(dx, t.v + m * t.K * D, t.K * D * 4);
         }
     }
-    if (sums) add_up(sums, pieces.count, 2 * D, t.dweights);
+    if (t.dweights) add_up(sums, pieces.count, 2 * D, t.dweights);
 }
 
 #undef EACH

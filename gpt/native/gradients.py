@@ -6,17 +6,20 @@ they took as long as the products. The kernels (`gradients.inl`) take one or two
 
 Whoever has such a step asks `suit` first and has torch's operations beside it, which say what is
 computed: the tests hold the kernels to them. They are for float32 on a CPU, while gradients are
-wanted; what generates reads its norms along with its products (`gpt.native.blocks`).
+wanted; what generates reads its norms along with its products (`gpt.native.blocks`). A module whose
+work goes through them (the norms of queries and keys, dropout) is not called, nor are its hooks.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 from gpt.native import kernels as native
 from gpt.native.heap import keep_freed_memory
@@ -70,22 +73,45 @@ def get_ready() -> Kernels | None:
 
 def suit(x: Tensor, *weights: Tensor | None) -> Kernels | None:
     """The kernels, if a step from x to x's gradient can run through them; None: use torch."""
+    if torch.compiler.is_compiling():
+        return None  # first, as the compiler cannot look into the questions below
     kernels = native.current()
     if (
         kernels is None
         or not torch.is_grad_enabled()
-        or not all(_plain(each) for each in (x, *weights) if each is not None)
-        or torch.compiler.is_compiling()
+        or not all(is_plain(each) for each in (x, *weights) if each is not None)
         or torch.is_autocast_enabled("cpu")
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # torch says nothing of it
+        or torch._C._functorch.peek_interpreter_stack() is not None  # vmap, func.grad and the like
+        or forward_ad._current_level >= 0
     ):
         return None
     return kernels
 
 
-def _plain(x: Tensor) -> bool:
-    """Not one of torch's special tensors, whose memory says nothing of them."""
+def is_plain(x: Tensor) -> bool:
+    """Whether x is float32 numbers in this machine's memory, and none of torch's special tensors,
+    whose memory says nothing of them."""
     kind = type(x) is Tensor or type(x) is torch.nn.Parameter
-    return kind and x.dtype == torch.float32 and x.device.type == "cpu"
+    return kind and x.dtype == torch.float32 and x.device.type == "cpu" and not x.is_neg()
+
+
+def first_derivative_only(
+    backward: Callable[..., tuple[Tensor | None, ...]],
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Refuse to be differentiated. torch's `once_differentiable` does so only where the gradient
+    that comes in needs one, and is silently wrong where it is a constant."""
+
+    @functools.wraps(backward)
+    def checked(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "the kernels of training have no second derivatives; set ANTIPHON_NATIVE=off, or "
+                "call gpt.native.kernels.use(None), and torch's operations are used"
+            )
+        return backward(ctx, *gradients)
+
+    return checked
 
 
 def call(kernels: Kernels, name: str, back: bool, structure: Any, **given: Any) -> None:
@@ -121,7 +147,7 @@ class _RMSNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, factors = ctx.saved_tensors
         dy, dx = dy.contiguous(), torch.empty_like(x)
@@ -143,7 +169,7 @@ def convolve(kernels: Kernels, x: Tensor, weight: Tensor, positions: Tensor) -> 
     Args:
         x: (B, T, C).
         weight: (C, 1, k).
-        positions: (T,), or (B, T) within documents.
+        positions: (T,), or (B, T) within documents; within one they rise by 1 from token to token.
     """
     within = positions.contiguous() if positions.ndim > 1 else None
     return _Convolve.apply(x, weight, within, kernels)  # type: ignore[no-any-return, no-untyped-call]  # torch gives it no types
@@ -167,7 +193,7 @@ class _Convolve(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, positions = ctx.saved_tensors
         T, C = x.shape[-2:]
@@ -199,7 +225,7 @@ class _SquareReLU(torch.autograd.Function):
         return _squared(kernels, x, None)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         return _squared(ctx.kernels, x, dy.contiguous()), None
@@ -237,7 +263,7 @@ class _AddDropped(torch.autograd.Function):
         return _dropped(None if x is None else x.contiguous(), branch.contiguous(), *ctx.settings)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         dx = dy if ctx.needs_input_grad[0] else None
         return dx, _dropped(None, dy.contiguous(), *ctx.settings), None, None, None, None
@@ -312,8 +338,11 @@ class _TakeApart(torch.autograd.Function):
             factors = qkv.new_empty(M, H + K)
         if cos is not None and sin is not None:
             cos, sin = cos.contiguous(), sin.contiguous()
-        ctx.save_for_backward(qkv, q_weight, k_weight, cos, sin, factors)
-        ctx.heads, ctx.kernels = heads, kernels
+        # Without norms the gradients need no inputs.
+        ctx.save_for_backward(
+            qkv if factors is not None else None, q_weight, k_weight, cos, sin, factors
+        )
+        ctx.heads, ctx.kernels, ctx.shape = heads, kernels, qkv.shape
         call(
             kernels, "take_apart", False, _turned(heads, M, cos), rows=qkv, q=q, k=k, v=v,
             q_weight=q_weight, k_weight=k_weight, factors=factors, cos=cos, sin=sin,
@@ -321,14 +350,14 @@ class _TakeApart(torch.autograd.Function):
         return q, k, v
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         qkv, q_weight, k_weight, cos, sin, factors = ctx.saved_tensors
         heads: Heads = ctx.heads
         dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
-        dqkv, dweights = torch.empty_like(qkv), None
+        dqkv, dweights = dq.new_empty(ctx.shape), None
         if any(ctx.needs_input_grad[1:3]):
-            dweights = qkv.new_empty(2, heads.D)
+            dweights = dq.new_empty(2, heads.D)
         M = dq.numel() // (heads.H * heads.D)
         call(
             ctx.kernels, "take_apart", True, _turned(heads, M, cos),

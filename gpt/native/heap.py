@@ -12,7 +12,10 @@ KEPT = 2**30
 LARGEST = 2**25
 """What is larger is asked of the system alone, and given back to it; the most that glibc allows."""
 
-SET_BY = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+SET_BY = (
+    "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_",
+    "GLIBC_TUNABLES",
+)  # fmt: skip
 
 
 def keep_freed_memory() -> bool:

@@ -3,7 +3,8 @@
     load()      compiles them if need be, and has them used from then on
     current()   them, or None
 
-Their results are those of torch's kernels up to the order of additions: float32 sums throughout,
+Their results are those of torch's kernels up to the order of additions (and dropout's random
+numbers): float32 sums throughout,
 also for bf16 weights, which are widened as they are read.
 """
 

@@ -56,6 +56,9 @@ EFFECTS = {
 """What a change of each setting breaks. Other optimizer settings change the steps."""
 
 
+DROPS = ("model.config.dropout", "model.config.attn_dropout", "model.lora.dropout")
+
+
 def run_settings(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
     """All that the numbers of a run depend on beside its state, as plain data."""
     data, config = module.data, module.config
@@ -102,6 +105,8 @@ def broken_exactness(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         now: those of the run that goes on with it.
     """
     lines = []
+    if "threads" in before:  # a run on a processor, perhaps from before there were kernels for it
+        before = {"kernels": "none", **before}
     for name in now:
         if name not in before or before[name] == now[name] or _harmless(name, before, now):
             continue
@@ -116,6 +121,8 @@ def _effect(name: str, before: dict[str, Any], now: dict[str, Any]) -> str:
     rates = {settings.get("model.optimizer.schedule") for settings in (before, now)}
     if name == "trainer.max_steps" and rates == {"constant"}:
         return DECAY
+    if name == "kernels" and any(now.get(drops) for drops in DROPS):
+        return DROPOUT  # one number is drawn instead of many
     return EFFECTS.get(name, STEP)
 
 

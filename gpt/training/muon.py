@@ -26,6 +26,7 @@ from torch.optim import AdamW, Optimizer
 
 from gpt.footprint import MUON_AT_ONCE
 from gpt.native import orthogonal
+from gpt.native.gradients import is_plain
 from gpt.native.kernels import current
 from gpt.native.orthogonal import Matrix, Quintic
 
@@ -267,7 +268,10 @@ class MuonAdamW(Optimizer):
         for p, group in some:
             tensors = (p, self.state[p]["momentum"], p.grad)
             heights, columns = group["rows"] or (len(p),), p.shape[1]
-            if not all(map(_is_plain, tensors)) or min(max(heights), columns) > KERNELS_TO:
+            if (
+                not all(x is not None and is_plain(x) and x.is_contiguous() for x in tensors)
+                or min(max(heights), columns) > KERNELS_TO
+            ):
                 others.append((p, group))
                 continue
             ours.append(p)
@@ -285,13 +289,6 @@ class MuonAdamW(Optimizer):
         orthogonal.step(kernels, matrices, quintic)
         torch.autograd.graph.increment_version(ours)
         return others
-
-
-def _is_plain(x: Tensor | None) -> bool:
-    """Float32 numbers side by side, on a processor, all of them here."""
-    assert x is not None, "what has no gradient is not moved"
-    here = x.dtype == torch.float32 and x.device.type == "cpu" and not isinstance(x, DTensor)
-    return here and x.is_contiguous()
 
 
 def equalize(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> None:

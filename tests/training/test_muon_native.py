@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpt.config import GPTConfig
 from gpt.model import GPT
@@ -178,3 +179,9 @@ def test_a_step_is_that_of_torch(kernels: Kernels) -> None:
     native.use(None)
     for found, wanted in zip(made, weights(), strict=True):
         assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_tensors_without_memory_are_torchs(kernels: Kernels) -> None:
+    with FakeTensorMode():
+        (made,) = steps(torch.zeros(4, 4))
+        assert made.shape == (4, 4)

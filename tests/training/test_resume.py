@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import resource
+import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from gpt import attention
 from gpt.errors import CheckpointError, ConfigError
+from gpt.native import build, gradients, orthogonal
 from gpt.native import kernels as native
 from gpt.training.callbacks import FinalValidation, SampleText
 from gpt.training.checkpoints import CheckpointSchedule, RunCheckpoints
@@ -20,6 +24,10 @@ from gpt.training.rng import rng_state, set_rng_state
 from gpt.training.run import RunFolder
 from gpt.training.storage import find_last_good, verify_checkpoint
 from tests.training.small import fit, make_data, make_module, write_corpus
+
+needs_compiler = pytest.mark.skipif(
+    not any(shutil.which(name) for name in build.COMPILERS), reason="no C++ compiler here"
+)
 
 
 @pytest.fixture
@@ -316,23 +324,76 @@ def test_the_length_of_a_run_counts_only_where_the_rate_depends_on_it():
     ]
 
 
+@needs_compiler
 def test_without_the_kernels_that_it_began_with_a_run_rounds_otherwise(
     run, corpus, capsys, monkeypatch
 ):
     constant = {"schedule": "constant"}
     fit(run.path, corpus, 1, [kept(run)], module=make_module(optimizer=constant))
     had = native.instructions()
-    if had == "none":
-        pytest.skip("none can be compiled here")
+    assert had in native.LEVELS, "training on a processor has them compiled"
     native.use(None)
     monkeypatch.setattr(native, "load", lambda: None)
     capsys.readouterr()
-    fit(run.path, corpus, 2, [kept(run)], module=make_module(optimizer=constant),
-        ckpt_path=run.last)  # fmt: skip
+    module = make_module(optimizer=constant)
+    fit(run.path, corpus, 2, [kept(run)], module=module, ckpt_path=run.last)
     told = [line for line in capsys.readouterr().out.splitlines() if "not exact" in line]
     assert told == [
         f"not exact: results may round otherwise, because kernels was {had} and is none"
     ]
+
+
+def test_a_run_from_before_there_were_kernels_is_told_of_them():
+    before = {"threads": 2}
+    assert broken_exactness(before, {**before, "kernels": "none"}) == []
+    for dropout, effect in ((0.0, "results may round otherwise"),
+                            (0.1, "the random numbers of dropout are others")):  # fmt: skip
+        now = {**before, "kernels": "AVX2", "model.config.dropout": dropout}
+        assert broken_exactness(before, now) == [
+            f"not exact: {effect}, because kernels was none and is AVX2"
+        ]
+
+
+@needs_compiler
+def test_all_that_learns_runs_through_kernels_and_goes_on_to_the_bit(tmp_path, run, monkeypatch):
+    """Of an architecture and an optimizer that use each of them."""
+    counted = Counter()
+    for owner, name in (
+        (gradients, "rms_norm"), (gradients, "convolve"), (gradients, "square_relu"),
+        (gradients, "take_apart"), (gradients, "add_dropped"), (attention, "causal_attention"),
+        (orthogonal, "step"), (gradients, "keep_freed_memory"),
+    ):  # fmt: skip
+        whole = getattr(owner, name)
+
+        def noted(*args, _name=name, _whole=whole):
+            counted[_name] += 1
+            return _whole(*args)
+
+        monkeypatch.setattr(owner, name, noted)
+    torch_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    corpus = write_corpus(tmp_path / "short.txt", lines=5)
+
+    def go(name, *more, **given):
+        module = make_module(
+            dropout=0.2,
+            config={"conv_width": 3, "mlp": "relu2", "qk_norm": True},
+            optimizer={"kind": "muon"},
+        )
+        checkpoints = kept(RunFolder(run.runs_dir, name), every_n_steps=2)
+        fit(tmp_path, corpus, 6, [*more, checkpoints], module=module, **given)
+        return module
+
+    straight = go("straight")
+    assert set(counted) == {
+        "rms_norm", "convolve", "square_relu", "take_apart", "add_dropped", "causal_attention",
+        "step", "keep_freed_memory",
+    }  # fmt: skip
+    with pytest.raises(Killed):
+        go("a", Kill(4))
+    again = go("a", ckpt_path=run.last, seed=99)
+    torch.set_num_threads(torch_threads)
+    assert all(map(torch.equal, straight.parameters(), again.parameters()))
 
 
 def test_a_checkpoint_is_plain_data_whatever_clips_the_gradients(run, corpus):

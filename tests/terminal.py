@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pexpect
 
 
 def hearing() -> None:
     """Called in a program before it begins: it hears Ctrl-C, though whoever started the tests, or a
-    test before, may have that ignored, which programs inherit."""
+    test before, may have that ignored or held back, which programs inherit."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def interrupt(child: pexpect.spawn) -> None:
@@ -20,4 +22,11 @@ def interrupt(child: pexpect.spawn) -> None:
         child.sendintr()
         if child.expect_exact(["Ctrl-D or /quit leaves", pexpect.TIMEOUT], timeout=5) == 0:
             return
-    raise AssertionError("Ctrl-C does nothing")
+    raise AssertionError(f"Ctrl-C does nothing; shown: {child.buffer!r}; {signals_of(child.pid)}")
+
+
+def signals_of(pid: int) -> str:
+    """What the system says of a program's signals, where it says so."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return ", ".join(line for line in lines if line.startswith(("State", "Sig", "Shd")))

@@ -109,7 +109,7 @@ def test_every_shipped_config_is_accepted(name, capsys):
 
 RECIPES = (
     "shakespeare-tiny", "shakespeare-fast", "tinyshakespeare-char", "tinyshakespeare-fast",
-    "tinyshakespeare-10m",
+    "tinyshakespeare-long",
 )  # fmt: skip
 
 

@@ -61,6 +61,16 @@ class MLP(nn.Module):
         return self.down(h)  # type: ignore[no-any-return]
 
 
+class Dropout(nn.Dropout):
+    """Dropout, and the sum that may follow it: `onto`, if there is one, plus `scale` times it."""
+
+    def forward(self, branch: Tensor, onto: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        if self.training and self.p and (kernels := gradients.suit(branch, onto)) is not None:
+            return gradients.add_dropped(kernels, onto, branch, self.p, scale)
+        dropped = super().forward(branch)
+        return dropped if onto is None else torch.add(onto, dropped, alpha=scale)
+
+
 class Tokens(NamedTuple):
     """What blocks are told of the tokens besides the stream.
 
@@ -92,7 +102,7 @@ class Block(nn.Module):
         self.norm_mlp = make_norm(config)
         self.conv_mlp = ShortConv(config) if config.conv_width else None
         self.mlp = MLP(config)
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = Dropout(config.dropout)
 
     def forward(
         self,
@@ -120,11 +130,8 @@ class Block(nn.Module):
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         # A decode step is short enough for a call that does nothing to count.
-        if self.training and self.drop.p:
-            kernels = gradients.suit(x, branch)
-            if kernels is not None:
-                return gradients.add_dropped(kernels, x, branch, self.drop.p, self.scale)
-            branch = self.drop(branch)
+        if self.training:
+            return self.drop(branch, x, self.scale)  # type: ignore[no-any-return]  # as every module's call is
         return torch.add(x, branch, alpha=self.scale)
 
 
@@ -154,7 +161,7 @@ class GPT(nn.Module):
         """Who may look at whom; repeats over the layers."""
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.embed_pos = LearnedPositions(config) if config.position == "learned" else None
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.n_layer))
         # With norms after each branch the stream leaves the last block normalised already.
         self.norm = make_norm(config) if config.norm_place == "pre" else nn.Identity()
@@ -240,13 +247,7 @@ class GPT(nn.Module):
                 plan = plan.by_block_rows(FIXED_TERM_BY_ROWS)
             alibi, dtype = Alibi(self.config.n_head), bias_dtype(x)
             plan = plan.with_bias(lambda q_pos, k_pos: alibi.bias(q_pos, k_pos, dtype))
-        if self.training and self.drop.p:
-            kernels = gradients.suit(x)
-            x = (
-                self.drop(x)
-                if kernels is None
-                else gradients.add_dropped(kernels, None, x, self.drop.p)
-            )
+        x = self.drop(x)
         tokens = Tokens(ids, plan.positions, plan.shift, x if self.config.x0_scalars else None)
         recompute = self.activation_checkpointing and torch.is_grad_enabled() and cache is None
         for i, block in enumerate(self.blocks):

@@ -6,8 +6,8 @@ they took as long as the products. The kernels (`gradients.inl`) take one or two
 
 Whoever has such a step asks `suit` first and has torch's operations beside it, which say what is
 computed: the tests hold the kernels to them. They are for float32 on a CPU, while gradients are
-wanted; what generates reads its norms along with its products (`gpt.native.blocks`). A module whose
-work goes through them (the norms of queries and keys, dropout) is not called, nor are its hooks.
+wanted; what generates reads its norms along with its products (`gpt.native.blocks`). The
+norms of queries and keys are not called then, nor are their hooks.
 """
 
 from __future__ import annotations

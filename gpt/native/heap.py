@@ -23,7 +23,7 @@ def keep_freed_memory() -> bool:
 
     By itself glibc gives large pieces back at once, and the system hands them out again page by
     page, each zeroed first: 1,000 to 4,000 pages in a training step of 0.8 M parameters, which is
-    2 to 7 % of its time.
+    2 to 6 % of its time.
 
     Returns:
         Whether it is so: not where the C library is another, or where the user's environment says

@@ -56,9 +56,6 @@ EFFECTS = {
 """What a change of each setting breaks. Other optimizer settings change the steps."""
 
 
-DROPS = ("model.config.dropout", "model.config.attn_dropout", "model.lora.dropout")
-
-
 def run_settings(trainer: L.Trainer, module: GPTModule) -> dict[str, Any]:
     """All that the numbers of a run depend on beside its state, as plain data."""
     data, config = module.data, module.config
@@ -121,7 +118,7 @@ def _effect(name: str, before: dict[str, Any], now: dict[str, Any]) -> str:
     rates = {settings.get("model.optimizer.schedule") for settings in (before, now)}
     if name == "trainer.max_steps" and rates == {"constant"}:
         return DECAY
-    if name == "kernels" and any(now.get(drops) for drops in DROPS):
+    if name == "kernels" and now.get("model.config.dropout"):
         return DROPOUT  # one number is drawn instead of many
     return EFFECTS.get(name, STEP)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,21 +27,12 @@ NO_COMPILER = not any(shutil.which(name) for name in building.COMPILERS)
 pytestmark = pytest.mark.skipif(NO_COMPILER, reason="no C++ compiler here")
 
 
-@pytest.fixture(scope="module")
-def library() -> Path:
-    """Kept between runs in the user's cache, as the program itself keeps it."""
-    return building.build()
-
-
-@pytest.fixture(params=range(len(native.LEVELS)), ids=lambda level: native.LEVELS[level])
-def kernels(request: pytest.FixtureRequest, library: Path) -> Iterator[Kernels]:
-    found = Kernels(library, request.param)
-    if found.level != request.param:
-        pytest.skip("not on this processor")
+@pytest.fixture(autouse=True)
+def in_use(kernels: Kernels) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    native.use(found)
-    yield found
+    native.use(kernels)
+    yield
     native.use(None)
     torch.set_num_threads(before)
 
@@ -69,9 +59,7 @@ def exact(x: Tensor) -> Tensor:
     return scale * (made if x.shape[0] <= x.shape[1] else made.T)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(
     rows=st.integers(1, 70), more=st.integers(0, 300), standing=st.booleans(),
     seed=st.integers(0, 999), scale=st.sampled_from([1e-12, 1.0, 1e8]),
@@ -119,8 +107,7 @@ def test_zero_stays_zero_and_what_is_not_a_number_is_none_afterwards(kernels: Ke
         assert torch.equal(good, steps(beside)[0]), "the others are not touched"
 
 
-def test_the_number_of_threads_changes_nothing(library: Path) -> None:
-    native.use(Kernels(library))
+def test_the_number_of_threads_changes_nothing() -> None:
     found = [random(*s, seed=i) for i, s in enumerate([(64, 64), (200, 64), (64, 200), (9, 5)] * 3)]
     before, made = torch.get_num_threads(), []
     try:

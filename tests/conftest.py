@@ -38,13 +38,13 @@ def signals_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def kernels_as_before() -> Iterator[None]:
-    """What a test loads of our own kernels is no affair of the next one's."""
+def no_kernels() -> Iterator[None]:
+    """A test begins without our own kernels, whatever one before, or a fixture for many, loaded."""
     from gpt.native import kernels
 
-    before = kernels._current, kernels._refused
+    kernels._current = kernels._refused = None
     yield
-    kernels._current, kernels._refused = before
+    kernels._current = kernels._refused = None
 
 
 @pytest.fixture(scope="session")

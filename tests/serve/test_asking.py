@@ -265,17 +265,19 @@ def test_bad_limits_and_priorities_are_refused(serve: Serve, name: str, value: f
 
 
 def test_the_higher_priority_is_served_first(serve: Serve) -> None:
-    served = serve(anything(), max_running=1)
+    began: list[int] = []
+
+    def following(position: int, token: int) -> int:
+        if position == 0:
+            began.append(token)
+        return ANY
+
+    served = serve(ScriptedModel(BYTES.n_vocab, following), max_running=1)
     served.model.hold()
-    order: list[str] = []
-
-    def ask(name: str, priority: int) -> None:
-        served.client.generate("x", max_tokens=2, priority=priority)
-        order.append(name)
-
     threads = []
-    for held, (name, priority) in enumerate([("first", 0), ("low", -5), ("high", 5)], start=1):
-        thread = threading.Thread(target=ask, args=(name, priority))
+    for held, (prompt, priority) in enumerate([("a", 0), ("b", -5), ("c", 5)], start=1):
+        settings = {"max_tokens": 2, "priority": priority}
+        thread = threading.Thread(target=served.client.generate, args=(prompt,), kwargs=settings)
         thread.start()
         threads.append(thread)
         eventually(lambda held=held: served.engine.held == held)
@@ -284,7 +286,7 @@ def test_the_higher_priority_is_served_first(serve: Serve) -> None:
     served.model.release()
     for thread in threads:
         thread.join()
-    assert order.index("high") < order.index("low")
+    assert bytes(began) == b"acb"
 
 
 def test_a_batch_hands_out_each_result_as_it_is_done(serve: Serve) -> None:

@@ -10,7 +10,9 @@ page is thereby tested; a block of another kind is told of.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import shlex
 import socket
@@ -104,10 +106,13 @@ def complaints(page: Path) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that is still free some minutes later: outside the range from which systems give out
+    those of outgoing connections and of tests that ask for any."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def furnish(folder: Path) -> None:

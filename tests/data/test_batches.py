@@ -237,6 +237,10 @@ def test_the_next_batch_is_cut_while_the_last_one_is_in_use() -> None:
             self.read.release()
             return self.tokens[where]
 
+    def cutting() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if t.name.startswith("antiphon-blocks")}
+
+    before = cutting()  # of another test's iterator that nobody has collected yet
     tokens = Watched()
     blocks = TrainBlocks(tokens, block_size=5, batch_size=1, seed=0)
     batches = iter(blocks)
@@ -250,4 +254,4 @@ def test_the_next_batch_is_cut_while_the_last_one_is_in_use() -> None:
     assert torch.equal(again[0], first[0])
     assert torch.equal(next(batches)[0], second[0])
     batches.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("antiphon-blocks")]
+    assert not cutting() - before

@@ -365,6 +365,7 @@ def test_a_signal_ends_preparing_with_its_workers_and_leaves_nothing(
         while "tokenizing" not in process.stderr.readline():
             pass
         while not any(path.stat().st_size for path in tmp_path.glob("data/.*/*.bin")):
+            assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
         rest = process.stderr.read()  # to its end: no worker holds it open any more

@@ -301,6 +301,7 @@ def test_ctrl_c_ends_it_at_once_with_its_workers_and_leaves_nothing(tmp_path: Pa
             pass
         shard = tmp_path / "data"
         while not any(path.stat().st_size for path in shard.glob(".*/*.bin")):
+            assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()  # to its end: no worker holds it open any more

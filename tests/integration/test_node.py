@@ -130,7 +130,7 @@ def test_it_comes_again_when_the_server_has_no_room(folder: Path) -> None:
 
     def make_room() -> None:
         """As soon as one attempt has been refused."""
-        eventually(lambda: metrics.registry.get_sample_value("antiphon_rpcs_total", refused) == 1)
+        eventually(lambda: metrics.registry.get_sample_value("antiphon_rpcs_total", refused))
         model.release()
 
     watching = Watching(metrics=metrics)

@@ -158,13 +158,13 @@ def test_mutual_tls_and_keys_from_the_start_over_a_swap_to_the_end(
         # The end, in mid-stream.
         watch = late.health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         assert next(watch).status == SERVING
-        stream = late.stream(tokens=60)
+        stream = late.stream(tokens=300)
         next(stream)
         server.process.send_signal(signal.SIGTERM)
         assert next(watch).status == NOT_SERVING
         code, said = refused(caller.generate)
         assert (code, said) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
-        assert text_of(stream) == "a" * 60
+        assert text_of(stream) == "a" * 300
         assert server.wait() == 0
     log = "\n".join(server.log + server.out)
     assert "website: /serve.v1.GenerationService/Generate" in log

@@ -62,7 +62,7 @@ def test_loading_serving_draining_and_the_end(tmp_path: Path) -> None:
             assert next(watch.statuses) == SERVING
             assert server.await_ready() == f"serving scripted on {target}"
 
-            stream = client.stream("x", max_tokens=60)
+            stream = client.stream("x", max_tokens=300)
             text = next(stream).text
             server.process.send_signal(signal.SIGTERM)
             assert next(watch.statuses) == NOT_SERVING, "before the stream ends"
@@ -71,7 +71,7 @@ def test_loading_serving_draining_and_the_end(tmp_path: Path) -> None:
                 client.generate("x")
             assert refused.value.code == "UNAVAILABLE"
             text += "".join(delta.text for delta in stream)
-            assert text == "a" * 60
+            assert text == "a" * 300
             assert stream.finish is not None
             assert stream.finish.reason == "length"
         assert server.wait() == 0

@@ -21,16 +21,16 @@ SECRET = "the password is xyzzy"
 
 def test_a_log_of_objects_metrics_and_a_slow_request(tmp_path: Path) -> None:
     (tmp_path / "loaded").touch()
-    flags = ("--log-format", "json", "--metrics-port", "0", "--slow-request", "0.1")
+    flags = ("--log-format", "json", "--metrics-port", "0", "--slow-request", "0.5")
     with ServerProcess(SCRIPTED, tmp_path, *flags) as server:
         server.await_ready()
         with Client(server.target, timeout=PATIENCE) as client:
             client.generate(SECRET, max_tokens=1, request_id="quick")
-            client.generate(SECRET, max_tokens=20, request_id="slow")  # 10 ms a token
+            client.generate(SECRET, max_tokens=60, request_id="slow")  # 10 ms a token
         told = [json.loads(line)["message"] for line in server.log]
         [where] = [line.partition(" on ")[2] for line in told if line.startswith("metrics on ")]
         found = look(where)
-        assert found.value("generation_tokens_total", model_name="scripted") == 21
+        assert found.value("generation_tokens_total", model_name="scripted") == 61
         assert found.value("rpcs_total", method="Generate", code="OK") == 2
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
@@ -38,7 +38,7 @@ def test_a_log_of_objects_metrics_and_a_slow_request(tmp_path: Path) -> None:
     assert lines[-1]["message"] == "stopped"
     calls = {line["request_id"]: line for line in lines if line.get("request_id")}
     assert (calls["quick"]["level"], calls["slow"]["level"]) == ("info", "warning")
-    assert calls["slow"]["completion_tokens"] == 20
+    assert calls["slow"]["completion_tokens"] == 60
     assert "xyzzy" not in "".join(server.log)
 
 

@@ -35,10 +35,8 @@ def test_a_server_that_is_not_there_is_one_line_that_names_it() -> None:
             assert isinstance(it.value, UserError)
             assert it.value.code == "UNAVAILABLE"
             assert "\n" not in str(it.value)
-        with pytest.raises(
-            RequestError, match=r"not ready within 0\.1 s: no server can be reached"
-        ):
-            client.await_ready(0.1)
+        with pytest.raises(RequestError, match="not ready within 1 s: no server can be reached"):
+            client.await_ready(1)
 
 
 def test_the_model_describes_itself(serve: Serve) -> None:

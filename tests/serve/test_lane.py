@@ -37,12 +37,18 @@ def test_callers_who_give_up_make_no_room_until_the_thread_has_let_go() -> None:
     ran = []
 
     async def body() -> None:
-        lane, gate = Lane("test", 2), threading.Event()
+        lane, gate, entered = Lane("test", 2), threading.Event(), threading.Event()
+
+        def work() -> bool:
+            entered.set()
+            return gate.wait(20)
+
         callers = [
-            asyncio.ensure_future(lane.run(gate.wait, 20)),
+            asyncio.ensure_future(lane.run(work)),
             asyncio.ensure_future(lane.run(ran.append, "unwanted")),
         ]
-        await asyncio.sleep(0)
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
         for caller in callers:
             caller.cancel()
         await asyncio.wait(callers)

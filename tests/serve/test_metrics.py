@@ -85,8 +85,11 @@ def test_all_that_is_counted_goes_up(watched: Watched) -> None:
         client.generate("a", top_p=2)
     with pytest.raises(grpc.RpcError):
         watched.served.channel.unary_unary("/serve.v1.GenerationService/Nothing")(b"")
+    entered = watched.model.entered
     watched.model.hold()
-    with client.stream("ab") as gone, client.stream("ab", time_limit_seconds=0.01) as late:
+    with client.stream("ab") as gone:
+        eventually(lambda: watched.model.entered > entered)  # it looks at nobody until it is let go
+        late = client.stream("ab", time_limit_seconds=0.01)
         eventually(lambda: watched.served.engine.held == 2)
         gone.cancel()
         eventually(lambda: watched.look().value("rpcs_total", code="CANCELLED") > 0)
@@ -96,7 +99,13 @@ def test_all_that_is_counted_goes_up(watched: Watched) -> None:
     watched.served.await_no_rpc()
     eventually(lambda: watched.served.engine.held == 0)
     # Two whole contexts do not fit into the cache: one gives its pages up, twice at most.
-    list(client.batch([{"prompt": "x" * 20}, {"prompt": "y" * 20}]))
+    watched.model.hold()
+    two = client.batch([{"prompt": "x" * 20}, {"prompt": "y" * 20}])
+    both = threading.Thread(target=lambda: list(two))
+    both.start()
+    eventually(lambda: watched.served.engine.held == 2)
+    watched.model.release()
+    both.join()
     watched.lost_lines += 3
     now = watched.look()
 

@@ -134,7 +134,7 @@ def test_a_load_goes_by_tls_with_a_key_that_is_not_written_down(
 
     monkeypatch.setattr(subprocess, "Popen", Noted)
     told = tmp_path / "told.json"
-    flags = ["--streams=2", "--seconds=0.2", "--warm-up=0", "--rounds=1", f"--json={told}"]
+    flags = ["--streams=2", "--seconds=1", "--warm-up=0", "--rounds=1", f"--json={told}"]
     flags += ["--prompt-tokens=fixed:3", "--output-tokens=fixed:3"]
     assert bench.main(["serve", "--address", secured.target, *secured.tls, *flags]) == 0
     (row,) = json.loads(told.read_text())["results"]
@@ -276,15 +276,15 @@ def test_the_probe_of_the_pod_is_answered_by_tls(
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, f"{secured.target} is serving\n"), done.stderr
     assert done.stderr == ""
-    assert antiphon([*words, "--timeout", "0.5"]) == 1, "without the certificate"
+    assert antiphon([*words, "--timeout", "3"]) == 1, "without the certificate"
     assert "if it wants certificates of clients, give one" in capfd.readouterr().err
 
 
 def test_who_is_not_serving_is_not_ready(capfd: pytest.CaptureFixture[str]) -> None:
     with BackgroundServer(None) as loading:
-        assert antiphon(["ready", "--target", loading.target, "--timeout", "0.2"]) == 1
+        assert antiphon(["ready", "--target", loading.target, "--timeout", "2"]) == 1
     said = capfd.readouterr().err
-    assert "was not ready within 0.2 s: it is not serving yet" in said
+    assert "was not ready within 2 s: it is not serving yet" in said
     assert "Traceback" not in said
 
 

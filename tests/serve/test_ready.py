@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -69,7 +70,11 @@ def test_a_tokenizer_of_another_model_serves_nobody() -> None:
 
 
 def test_warming_up_runs_steps_as_large_as_they_come() -> None:
-    model = always(65, block_size=64)
+    def slowly(position: int, newest: int) -> int:
+        time.sleep(0.002)  # so that none has ended before the last has come
+        return 65
+
+    model = ScriptedModel(BYTES.n_vocab, slowly, block_size=64)
     with engine(model, max_running=4) as warm:
         asyncio.run(warm_up(warm, 4))
     assert max(tokens for tokens, _ in model.steps) >= 60, "the longest prompt"

@@ -247,7 +247,7 @@ def test_cancelled_calls_leave_nothing(serve: Serve, monkeypatch: pytest.MonkeyP
     for call in calls:
         call.cancel()
     served.await_no_rpc()
-    late = refusal(lambda: served.client.tokenize("late", timeout=0.1))
+    late = refusal(lambda: served.client.tokenize("late", timeout=1))
     assert late.code == "DEADLINE_EXCEEDED"
     served.await_no_rpc()
     gate.open()

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <utility>
 #if defined(__linux__)
@@ -156,8 +157,9 @@ struct Attend {
 struct Matrix {
     float *weight, *mean;
     const float* grad;
+    float* squares;
     int64_t rows, columns;
-    float momentum, rate, keep;
+    float momentum, beta2, rate, keep;
 };
 
 // gpt/training/muon.py's polynomial, square (G + shift)^2 + rest, and the least norm divided by.

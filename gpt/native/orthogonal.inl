@@ -100,6 +100,22 @@ struct Iteration {
     }
 };
 
+// Rows over the roots of their running means of squares. Returns what gives y the size that it had.
+static float evened(float* y, const Iteration& o, float* squares, float beta2) {
+    const float least = std::numeric_limits<float>::min();
+    double before = 0, after = 0;
+    for (int64_t n = 0; n < o.N; n++) {
+        float* row = y + n * o.ld;
+        const float sum = squares_of(row, o.M, 0);
+        squares[n] += (1 - beta2) * (sum / o.M - squares[n]);
+        const float mean = squares[n] < least ? least : squares[n], factor = 1 / std::sqrt(mean);
+        for (int64_t m = 0; m < o.M; m++) row[m] *= factor;
+        before += sum;
+        after += (double)sum / mean;
+    }
+    return std::sqrt(before / (after < least ? least : after));
+}
+
 // What gpt/training/muon.py does with a matrix in a step, from its gradient to its weights.
 static void muon(const Matrix& x, const Quintic& q) {
     const bool stands = x.rows >= x.columns;
@@ -141,7 +157,8 @@ static void muon(const Matrix& x, const Quintic& q) {
         o.times(y, factor, other);
         std::swap(y, other);
     }
-    copy(y, ld, N, M, other, x.columns, !stands, x.rate);
+    const float factor_of_all = x.squares ? evened(y, o, x.squares, x.beta2) : 1;
+    copy(y, ld, N, M, other, x.columns, !stands, x.rate * factor_of_all);
     for (int64_t i = 0; i < count; i++) x.weight[i] = x.keep * x.weight[i] - other[i];
 }
 #undef PICK

@@ -13,13 +13,13 @@ from gpt.native.kernels import Kernels
 class Matrix(ctypes.Structure):
     """`struct Matrix` of kernels.cpp: addresses of float32 numbers, side by side.
 
-    What it becomes is `keep` times the weight less `rate` times the step.
+    What it becomes is `keep` times the weight less `rate` times the step. `squares` may be null.
     """
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "mean", "grad")),
+        *((name, ctypes.c_void_p) for name in ("weight", "mean", "grad", "squares")),
         *((name, ctypes.c_int64) for name in ("rows", "columns")),
-        *((name, ctypes.c_float) for name in ("momentum", "rate", "keep")),
+        *((name, ctypes.c_float) for name in ("momentum", "beta2", "rate", "keep")),
     )
 
 
@@ -33,7 +33,7 @@ class Quintic(ctypes.Structure):
 
 
 def step(kernels: Kernels, matrices: Sequence[Matrix], quintic: Quintic) -> None:
-    """Take the step of `gpt.training.muon` with each; means and weights change in place."""
+    """Take `gpt.training.muon`'s step with each; means, squares and weights change in place."""
     all_of_them = (Matrix * len(matrices))(*matrices)
     kernels.muon(
         kernels.level,

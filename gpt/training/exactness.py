@@ -102,8 +102,11 @@ def broken_exactness(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         now: those of the run that goes on with it.
     """
     lines = []
-    if "threads" in before:  # a run on a processor, perhaps from before there were kernels for it
+    # What a run from before there was such a thing did without.
+    if "threads" in before:
         before = {"kernels": "none", **before}
+    if "model.optimizer.muon_lr" in before:
+        before = {"model.optimizer.muon_beta2": 0.0, **before}
     for name in now:
         if name not in before or before[name] == now[name] or _harmless(name, before, now):
             continue
@@ -128,6 +131,8 @@ def _harmless(name: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
         of_length = ("model.optimizer.schedule", "model.optimizer.weight_decay_schedule")
         schedules = {s.get(name, "constant") for s in (before, now) for name in of_length}
         return schedules == {"constant"}
+    if name.startswith("model.optimizer.muon_"):
+        return "muon" not in (settings.get("model.optimizer.kind") for settings in (before, now))
     if name == "trainer.gradient_clip_algorithm":
         # None and "norm" are the same.
         return {before[name], now[name]} <= {None, "norm"}

@@ -6,6 +6,11 @@ kellerjordan.github.io/posts/muon). A gradient is mostly a few large directions;
 small ones are learned as well. It means something only where a matrix takes one stream to another:
 embeddings, the head and vectors are AdamW's.
 
+Orthogonal columns say nothing of how long the rows are, and those of some neurons come out several
+times as long as those of others. Each is divided by the root of its own running mean of squares
+(Li et al., "NorMuon", arXiv 2510.05491), and the matrix keeps its size. Theirs are always rows;
+here they are columns where a matrix has more of these, whose rows are about alike already.
+
 torch.optim.Muon (torch 2.9 and later) does the matrices alone, so a second optimizer would have to
 do the rest; it computes in bf16 on any device, one matrix after the other; and a layer that holds
 queries, keys and values in one is one matrix to it. Hence this one. Its Newton-Schulz iteration
@@ -17,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -189,11 +194,13 @@ def _factor(x: Tensor) -> Tensor:
 class MuonAdamW(Optimizer):
     """Groups of kind `muon` and of kind `adamw`, each with its own rate and weight decay.
 
-    A group of kind `muon` also has `momentum`, and `rows`: of how many rows each of the matrices
-    is that lie upon one another in its parameters; empty: a parameter is one matrix.
+    A group of kind `muon` also has `momentum`, `beta2`, the decay of the neurons' means of squares
+    (0: none are kept, and a step is Muon's as it was first published), and `rows`: of how many rows
+    each of the matrices is that lie upon one another in its parameters; empty: a parameter is one
+    matrix.
 
     Sharded parameters (DTensor) are gathered, some at a time, and every process computes the same
-    step; what is kept stays sharded.
+    step; what is kept stays sharded, but for the one number of a neuron.
 
     Args:
         groups: dicts with `params`, `kind` and settings.
@@ -236,9 +243,11 @@ class MuonAdamW(Optimizer):
 
     def _move(self, some: _Moved) -> None:
         """Muon's step for parameters, each with its group."""
-        for p, _ in some:
+        for p, group in some:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
+            if group["beta2"] and "squares" not in self.state[p]:
+                self.state[p]["squares"] = _squares_for(p, group["rows"])
         found: list[Tensor] = []
         some = self._left_by_kernels(some)
         for group, params in _by_group(some):
@@ -248,7 +257,7 @@ class MuonAdamW(Optimizer):
             # Nesterov's: the newest gradient counts once more.
             newest = torch._foreach_lerp(grads, means, group["momentum"])
             found += [_gathered(update, p) for update, p in zip(newest, params, strict=True)]
-        equalize(found, [group["rows"] for _, group in some])
+        equalize(found, [self._manner(p, group) for p, group in some])
         updates = iter(found)
         for group, params in _by_group(some):
             weights = [_local(p) for p in params]
@@ -256,6 +265,10 @@ class MuonAdamW(Optimizer):
             if group["weight_decay"]:
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(weights, here, alpha=-group["lr"])
+
+    def _manner(self, p: Tensor, group: dict[str, Any]) -> Manner:
+        beta2 = group["beta2"]
+        return Manner(group["rows"], self.state[p]["squares"] if beta2 else None, beta2)
 
     def _left_by_kernels(self, some: _Moved) -> _Moved:
         """Move those that our kernels are faster for. Returns the others."""
@@ -267,20 +280,25 @@ class MuonAdamW(Optimizer):
         others: _Moved = []
         for p, group in some:
             tensors = (p, self.state[p]["momentum"], p.grad)
+            kept = (*tensors, self.state[p]["squares"]) if group["beta2"] else tensors
             heights, columns = group["rows"] or (len(p),), p.shape[1]
             if (
-                not all(x is not None and is_plain(x) and x.is_contiguous() for x in tensors)
+                not all(x is not None and is_plain(x) and x.is_contiguous() for x in kept)
                 or min(max(heights), columns) > KERNELS_TO
             ):
                 others.append((p, group))
                 continue
             ours.append(p)
             starts = [x.data_ptr() for x in tensors if x is not None]
+            squares = self.state[p]["squares"].data_ptr() if group["beta2"] else None
+            keep = 1 - group["lr"] * group["weight_decay"]
             for height in heights:
                 rate = group["lr"] * _scale((height, columns))
-                keep = 1 - group["lr"] * group["weight_decay"]
-                matrices.append(Matrix(*starts, height, columns, group["momentum"], rate, keep))
+                settings = (group["momentum"], group["beta2"], rate, keep)
+                matrices.append(Matrix(*starts, squares, height, columns, *settings))
                 starts = [start + height * columns * p.itemsize for start in starts]
+                if squares is not None:
+                    squares += max(height, columns) * p.itemsize
         if len(matrices) < torch.get_num_threads():
             return some
         matrices.sort(key=lambda m: -m.rows * m.columns)  # so that threads end together
@@ -291,7 +309,22 @@ class MuonAdamW(Optimizer):
         return others
 
 
-def equalize(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> None:
+class Manner(NamedTuple):
+    """How a parameter is made a step of.
+
+    Attributes:
+        rows: of each matrix in it; empty: it is one.
+        squares: a running mean for each row of its matrices, or for each column of those with more
+            columns than rows, one matrix after the other; changed in place. None: there are none.
+        beta2: their decay.
+    """
+
+    rows: tuple[int, ...] = ()
+    squares: Tensor | None = None
+    beta2: float = 0.0
+
+
+def equalize(found: Sequence[Tensor], manners: Sequence[Manner]) -> None:
     """Make them Muon's steps at a rate of 1. Matrices of a shape go together, whatever they are of.
 
     Each is scaled by sqrt(rows / columns) where it has more rows than columns, so that it changes
@@ -299,27 +332,67 @@ def equalize(found: Sequence[Tensor], rows: Sequence[tuple[int, ...]]) -> None:
 
     Args:
         found: what each parameter would move by, (M, N) of its own; changed in place.
-        rows: of each matrix in a parameter; empty: M.
+        manners: of each parameter.
     """
-    runs = [run for update, each in zip(found, rows, strict=True) for run in _runs(update, each)]
-    alike: dict[torch.Size, list[Tensor]] = {}
-    for run in runs:
-        alike.setdefault(run.shape[1:], []).append(run)
-    for shape, parts in alike.items():
+    alike: dict[Any, list[tuple[Tensor, Tensor | None]]] = {}
+    for update, manner in zip(found, manners, strict=True):
+        for part, squares in _runs(update, manner):
+            alike.setdefault((part.shape[1:], manner.beta2), []).append((part, squares))
+    for (shape, beta2), runs in alike.items():
+        parts = [part for part, _ in runs]
         x = orthogonalize(torch.cat(parts).to(_work_dtype(parts[0])))
+        kept = [squares for _, squares in runs if squares is not None]
+        if kept:
+            squares = torch.cat(kept)
+            even_out(x, squares, beta2)
+            torch._foreach_copy_(kept, torch.split(squares, [len(each) for each in kept]))
         x.mul_(_scale(shape))
         torch._foreach_copy_(parts, torch.split(x, [len(part) for part in parts]))
+
+
+def even_out(x: Tensor, squares: Tensor, beta2: float) -> None:
+    """Divide each row by the root of its running mean of squares, or each column where there are
+    more of these, and give each matrix the Frobenius norm that it had (NorMuon).
+
+    That the means begin at 0 makes all of them too small by the same factor, which that undoes.
+
+    Args:
+        x: (b, M, N), changed in place.
+        squares: (b, max(M, N)), changed in place, float32 or float64.
+        beta2: its decay.
+    """
+    along = -1 if x.shape[-2] >= x.shape[-1] else -2
+    exact = x.to(squares.dtype)  # bf16 keeps too few digits of a mean
+    squares.lerp_(exact.square().mean(along), 1 - beta2)
+    least = torch.finfo(squares.dtype).tiny
+    evened = exact * squares.clamp_min(least).rsqrt_().unsqueeze(along)
+    before = torch.linalg.vector_norm(exact, dim=(-2, -1), keepdim=True)
+    after = torch.linalg.vector_norm(evened, dim=(-2, -1), keepdim=True)
+    x.copy_(evened.mul_(before / after.clamp_min_(least)))
 
 
 def _scale(shape: Sequence[int]) -> float:
     return math.sqrt(max(1.0, shape[-2] / shape[-1]))
 
 
-def _runs(update: Tensor, rows: tuple[int, ...]) -> list[Tensor]:
-    """The matrices in a parameter, (b, rows, N) for neighbours of one height."""
-    lengths = [(r, len(list(run))) for r, run in itertools.groupby(rows or (len(update),))]
-    parts = torch.split(update, [r * count for r, count in lengths])
-    return [part.view(-1, r, part.shape[1]) for part, (r, _) in zip(parts, lengths, strict=True)]
+def _runs(update: Tensor, manner: Manner) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The matrices in a parameter, (b, rows, N) for neighbours of one height, and their squares,
+    (b, max(rows, N))."""
+    N, row, place = update.shape[1], 0, 0
+    for height, each in itertools.groupby(manner.rows or (len(update),)):
+        b, neurons = len(list(each)), max(height, N)
+        squares = None
+        if manner.squares is not None:
+            squares = manner.squares[place : place + b * neurons].view(b, neurons)
+        yield update[row : row + b * height].view(b, height, N), squares
+        row, place = row + b * height, place + b * neurons
+
+
+def _squares_for(p: Tensor, rows: tuple[int, ...]) -> Tensor:
+    """Zeros for what `Manner.squares` holds, whole in every process."""
+    neurons = sum(max(height, p.shape[1]) for height in rows or (len(p),))
+    dtype = torch.promote_types(p.dtype, torch.float32)
+    return torch.zeros(neurons, dtype=dtype, device=p.device)
 
 
 def _by_group(some: _Moved) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
@@ -356,6 +429,7 @@ def _check(group: dict[str, Any]) -> None:
     if group["kind"] == ADAMW:
         return
     group.setdefault("momentum", 0.95)
+    group.setdefault("beta2", 0.0)
     group.setdefault("rows", ())
     for p in group["params"]:
         if p.ndim != 2 or sum(group["rows"]) not in (0, p.shape[0]):

@@ -46,6 +46,8 @@ class OptimizerConfig:
             (`linear`) or along half a wave (`cosine`).
         muon_lr: peak learning rate of Muon; it follows the same schedule as lr.
         muon_momentum: decay of Muon's running mean of gradients.
+        muon_beta2: decay of the running mean of squares by which Muon evens out how far each neuron
+            moves (NorMuon, Li et al., arXiv 2510.05491); 0 keeps none and does not.
         muon_weight_decay: as weight_decay, times muon_lr, for Muon's matrices; null: weight_decay.
         warmup_steps: steps over which the rate climbs to its peak.
         schedule: `wsd` stays at the peak and falls at the end (warm-up, stable, decay: Hu et al.,
@@ -73,6 +75,7 @@ class OptimizerConfig:
     weight_decay_schedule: Decay = "constant"
     muon_lr: float = 0.01
     muon_momentum: float = 0.95
+    muon_beta2: float = 0.95
     muon_weight_decay: float | None = None
     cooldown_shape: Fall = "linear"
 
@@ -112,7 +115,7 @@ class OptimizerConfig:
         for name in ("cooldown", "min_lr_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"optimizer.{name} is {getattr(self, name)}, but must be 0 to 1")
-        for name in ("ema_decay", "muon_momentum"):
+        for name in ("ema_decay", "muon_momentum", "muon_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(
                     f"optimizer.{name} is {getattr(self, name)}, but must be at least 0 and below 1"
@@ -258,7 +261,7 @@ def set_step(optimizer: Optimizer, config: OptimizerConfig, rate: float, decay: 
         pull = config.weight_decay
         if group["kind"] == MUON:
             group["lr"] = rate * config.muon_lr / config.lr
-            group["momentum"] = config.muon_momentum
+            group["momentum"], group["beta2"] = config.muon_momentum, config.muon_beta2
             if config.muon_weight_decay is not None:
                 pull = config.muon_weight_decay
         else:

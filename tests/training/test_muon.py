@@ -13,7 +13,7 @@ from gpt.config import GPTConfig
 from gpt.errors import ConfigError
 from gpt.lora import LoRAConfig, adapt
 from gpt.model import GPT
-from gpt.training.muon import MuonAdamW, equalize, orthogonalize
+from gpt.training.muon import Manner, MuonAdamW, equalize, even_out, orthogonalize
 from gpt.training.optim import OptimizerConfig, make_optimizer, parameter_groups, set_step
 from tests.training.small import fit, make_module
 
@@ -31,7 +31,7 @@ def matrix(singular: torch.Tensor, rows: int, columns: int, seed: int) -> torch.
 
 def equalized(found: list[torch.Tensor], rows: list[tuple[int, ...]]) -> list[torch.Tensor]:
     made = [update.clone() for update in found]
-    equalize(made, rows)
+    equalize(made, [Manner(each) for each in rows])
     return made
 
 
@@ -93,6 +93,46 @@ def test_the_step_is_the_nesterov_mean_equalized_after_the_decay():
         assert torch.allclose(weight, expected, atol=1e-5)
 
 
+def test_a_step_is_divided_by_each_neurons_own_mean_of_squares_and_keeps_its_size():
+    """Held to NorMuon's formulas, written for one matrix at a time in float64."""
+    heights, beta2 = (12, 4, 4, 6), 0.8
+    weight = torch.nn.Parameter(torch.zeros(26, 6))
+    group = {
+        "params": [weight], "kind": "muon", "momentum": 0.0, "beta2": beta2, "rows": heights,
+    }  # fmt: skip
+    optimizer = MuonAdamW([group], lr=0.1)
+    means = [torch.zeros(max(height, 6), 1, dtype=torch.float64) for height in heights]
+    expected = torch.zeros(26, 6, dtype=torch.float64)
+    for seed in range(4):
+        weight.grad = torch.randn(26, 6, generator=torch.Generator().manual_seed(seed))
+        weight.grad[0] = 0.0
+        optimizer.step()
+        moved = []
+        for i, gradient in enumerate(weight.grad.split(heights)):
+            made = orthogonalize(gradient.clone()[None])[0].double()
+            tall = made if len(made) >= 6 else made.T
+            means[i] = beta2 * means[i] + (1 - beta2) * tall.pow(2).mean(1, keepdim=True)
+            corrected = means[i] / (1 - beta2 ** (seed + 1))
+            evened = torch.where(corrected > 0, tall / corrected.sqrt(), 0.0)
+            evened *= tall.norm() / evened.norm()
+            scale = max(1.0, len(made) / 6) ** 0.5
+            moved.append(scale * (evened if len(made) >= 6 else evened.T))
+        expected -= 0.1 * torch.cat(moved)
+        assert torch.allclose(weight, expected.float(), atol=1e-5)
+    assert not weight[0].any(), "what has no gradient does not move"
+
+
+def test_at_first_all_neurons_move_alike():
+    x = torch.randn(3, 40, 6, generator=torch.Generator().manual_seed(0))
+    for update in (orthogonalize(x.clone()), orthogonalize(x.clone()).mT.contiguous()):
+        along = -1 if update.shape[-2] > update.shape[-1] else -2
+        before = update.norm(dim=(-2, -1))
+        assert (update.norm(dim=along).std(dim=-1) > 0.05).all()
+        even_out(update, torch.zeros(3, 40), 0.95)
+        assert (update.norm(dim=along).std(dim=-1) < 1e-5).all()
+        assert torch.allclose(update.norm(dim=(-2, -1)), before)
+
+
 @pytest.mark.parametrize("mlp", ["relu2", "swiglu"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("position", ["learned", "relative"])
@@ -136,13 +176,15 @@ def test_each_kind_has_its_own_rate_and_decay_under_one_schedule():
     config = OptimizerConfig(
         kind="muon", lr=0.002, muon_lr=0.01, weight_decay=0.2, muon_weight_decay=0.05,
         decays=("matrices", "head"), betas=(0.8, 0.9), muon_momentum=0.7,
+        muon_beta2=0.6,
     )  # fmt: skip
     optimizer = make_optimizer(gpt.named_parameters(), config, gpt.config, fused=False)
     set_step(optimizer, config, 0.001, 0.5)
     muon = [g for g in optimizer.param_groups if g["kind"] == "muon"]
     (rest,) = [g for g in optimizer.param_groups if g["kind"] == "adamw"]
     assert all(g["lr"] == pytest.approx(0.005) for g in muon)
-    assert all(g["weight_decay"] == pytest.approx(0.025) and g["momentum"] == 0.7 for g in muon)
+    assert all(g["weight_decay"] == pytest.approx(0.025) for g in muon)
+    assert all((g["momentum"], g["beta2"]) == (0.7, 0.6) for g in muon)
     assert (rest["lr"], rest["weight_decay"], rest["betas"]) == (0.001, 0.0, (0.8, 0.9))
 
 
@@ -176,6 +218,7 @@ def test_a_run_with_muon_learns_and_goes_on_to_the_last_bit(tmp_path: Path, corp
     first.trainer.save_checkpoint(tmp_path / "half.ckpt")
     state = torch.load(tmp_path / "half.ckpt", weights_only=True)["optimizer_states"][0]["state"]
     assert sum("momentum" in kept for kept in state.values()) == 8
+    assert sum("squares" in kept for kept in state.values()) == 8
     again = fit(tmp_path, corpus, 8, module=module(), ckpt_path=tmp_path / "half.ckpt", seed=1)
     assert again.trainer.global_step == straight.trainer.global_step == 8
     for (name, a), b in zip(straight.named_parameters(), again.parameters(), strict=True):

@@ -41,12 +41,12 @@ def random(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
-def steps(*found: Tensor) -> list[Tensor]:
+def steps(*found: Tensor, beta2: float = 0.0) -> list[Tensor]:
     """What Muon makes of gradients, at a rate of 1 and without a mean of earlier ones."""
     weights = [torch.nn.Parameter(torch.zeros_like(x)) for x in found]
     for weight, x in zip(weights, found, strict=True):
         weight.grad = x.clone()
-    group = {"params": weights, "kind": "muon", "momentum": 0.0}
+    group = {"params": weights, "kind": "muon", "momentum": 0.0, "beta2": beta2}
     MuonAdamW([group], lr=1.0).step()
     return [-weight.detach() for weight in weights]
 
@@ -93,18 +93,21 @@ def test_the_singular_values_of_a_flat_matrix_grow_as_in_float64(kernels: Kernel
         assert torch.linalg.matrix_norm(made.double() - exact(x), 2) < 0.02
 
 
-def test_zero_stays_zero_and_what_is_not_a_number_is_none_afterwards(kernels: Kernels) -> None:
+@pytest.mark.parametrize("beta2", [0.0, 0.95])
+def test_zero_stays_zero_and_what_is_not_a_number_is_none_afterwards(
+    kernels: Kernels, beta2: float
+) -> None:
     shapes = [(1, 1), (1, 9), (9, 1), (5, 5), (20, 7), (33, 40)]
-    for made in steps(*[torch.zeros(shape) for shape in shapes]):
+    for made in steps(*[torch.zeros(shape) for shape in shapes], beta2=beta2):
         assert not made.any()
     for bad in (torch.nan, torch.inf, -torch.inf):
         found = [random(*shape) for shape in shapes]
         for x in found:
             x[-1, -1] = bad
         beside = random(6, 6)
-        *made, good = steps(*found, beside)
+        *made, good = steps(*found, beside, beta2=beta2)
         assert all(x.isnan().all() for x in made)
-        assert torch.equal(good, steps(beside)[0]), "the others are not touched"
+        assert torch.equal(good, steps(beside, beta2=beta2)[0]), "the others are not touched"
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
@@ -113,7 +116,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            made.append(steps(*found))
+            made.append(steps(*found, beta2=0.95))
     finally:
         torch.set_num_threads(before)
         native.use(None)
@@ -145,7 +148,8 @@ def test_they_get_what_they_are_faster_for(
     assert not given_, "one of two threads would have nothing to do"
 
 
-def test_a_step_is_that_of_torch(kernels: Kernels) -> None:
+@pytest.mark.parametrize("beta2", [0.0, 0.9])
+def test_a_step_is_that_of_torch(kernels: Kernels, beta2: float) -> None:
     """Of a whole optimizer, with layers of several matrices."""
 
     def weights() -> list[Tensor]:
@@ -154,7 +158,7 @@ def test_a_step_is_that_of_torch(kernels: Kernels) -> None:
             vocab_size=20, block_size=8, n_layer=2, n_head=4, n_kv_head=2, d_model=24, mlp="swiglu"
         )
         gpt = GPT(config)
-        config_ = OptimizerConfig(kind="muon", lr=0.01)
+        config_ = OptimizerConfig(kind="muon", lr=0.01, muon_beta2=beta2)
         optimizer = make_optimizer(gpt.named_parameters(), config_, config, fused=True)
         for seed in range(3):
             for i, p in enumerate(gpt.parameters()):

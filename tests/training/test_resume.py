@@ -354,6 +354,24 @@ def test_a_run_from_before_there_were_kernels_is_told_of_them():
         ]
 
 
+def test_a_run_from_before_neurons_were_evened_out_is_told_of_it():
+    before = {"model.optimizer.kind": "muon", "model.optimizer.muon_lr": 0.01}
+    now = {**before, "model.optimizer.muon_beta2": 0.95}
+    assert broken_exactness(before, now) == [
+        "not exact: the steps are others, because model.optimizer.muon_beta2 was 0.0 and is 0.95"
+    ]
+    assert broken_exactness(before, {**now, "model.optimizer.muon_beta2": 0.0}) == []
+
+
+@pytest.mark.parametrize("name", ["muon_lr", "muon_momentum", "muon_beta2", "muon_weight_decay"])
+def test_without_muon_its_settings_break_nothing(name):
+    adamw = {"model.optimizer.kind": "adamw", "model.optimizer.muon_lr": 0.01}
+    before, now = ({**adamw, f"model.optimizer.{name}": value} for value in (0.1, 0.2))
+    assert broken_exactness(before, now) == []
+    muon = {"model.optimizer.kind": "muon"}
+    assert len(broken_exactness(before | muon, now | muon)) == 1
+
+
 @needs_compiler
 def test_all_that_learns_runs_through_kernels_and_goes_on_to_the_bit(tmp_path, run, monkeypatch):
     """Of an architecture and an optimizer that use each of them."""

@@ -32,6 +32,7 @@ from serve.health import Health
 from serve.limits import Limits
 from serve.malformed import RefuseMalformed
 from serve.models import Models, Served
+from serve.outstanding import keep_asking
 from serve.reload import follow
 from serve.service import NAME, GenerationService
 from serve.tls import Certificates
@@ -137,7 +138,9 @@ class Listener:
 
     async def start(self) -> None:
         """Answer: health NOT_SERVING, everything else UNAVAILABLE."""
-        asyncio.get_running_loop().set_exception_handler(_unless_no_text)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_unless_no_text)
+        keep_asking(loop)
         await self._server.start()
         self.kept = asyncio.ensure_future(self._keep())
         for each in (self._certificates, self._keys):

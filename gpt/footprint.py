@@ -11,7 +11,7 @@
 in float32 unless the run is `bf16-true`. The gradients of a step live until the next backward
 begins. With LoRA only the adapters have gradients and means, a hundredth of that; what is kept of
 the forward is a little less than the formula says, since frozen norms need no input of their own.
-Muon keeps one mean of its matrices' gradients.
+Muon keeps one mean of its matrices' gradients, and a number for each of their neurons.
 
 **Kept** is what autograd keeps of the forward for the backward. In units of (batch × block) tokens,
 with C = d_model, F = d_ff, q = n_head · head_dim, k = n_kv_head · head_dim, one layer keeps
@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from gpt.config import GPTConfig
 from gpt.patterns import Pattern, parse_patterns
 from gpt.shares import in_shares, share_tokens
-from gpt.size import matrix_count, parameter_count
+from gpt.size import matrix_count, neuron_count, parameter_count
 
 LIBRARIES = 550 * 2**20
 """What Python, torch and Lightning take themselves, with holes; a CUDA context takes as much."""
@@ -72,8 +72,8 @@ class Training:
         average: whether a running average of the weights is kept.
         block_size: tokens of a block; None: the model's context.
         adapters: numbers that are trained beside frozen weights (`gpt.lora`); None: all are.
-        muon: whether Muon trains the matrices of the blocks, which keeps one number for each, not
-            two, and works on some of them at a time.
+        muon: whether Muon trains the matrices of the blocks, which keeps little more than one
+            number for each, not two, and works on some of them at a time.
         device: kind of it, which says how large a share of the logits is (`gpt.shares`).
     """
 
@@ -177,13 +177,15 @@ def footprint(config: GPTConfig, training: Training, *, slack: float = CPU_SLACK
         inputs = config.n_layer * tokens * _stream_bytes(config, training)
         inputs += _shared_bytes(config, training)
         phases.append((gradients, inputs + whole + copies, 0))
-    by_muon = matrix_count(config) - V * config.d_model if training.muon else 0
-    if training.muon:  # updates, and the buffers of the iteration
+    by_muon = neurons = 0
+    if training.muon:
+        by_muon, neurons = matrix_count(config) - V * config.d_model, neuron_count(config)
+        # Updates, and the buffers of the iteration.
         phases.append((gradients, 5 * training.exact_bytes * min(by_muon, MUON_AT_ONCE), 0))
     largest = max(phases, key=sum)
     return Footprint(
         weights=training.weight_bytes * n + (0 if training.adapters is None else trained),
-        optimizer=2 * trained - training.weight_bytes * by_muon,
+        optimizer=2 * trained - training.weight_bytes * by_muon + training.exact_bytes * neurons,
         average=4 * trained // training.trained_bytes if training.average else 0,
         gradients=largest[0],
         activations=largest[1],

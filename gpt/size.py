@@ -87,6 +87,13 @@ def matrix_count(config: GPTConfig) -> int:
     return blocks + config.vocab_size * config.d_model
 
 
+def neuron_count(config: GPTConfig) -> int:
+    """Rows of the blocks' matrices, or columns of those with more of these, over all of them."""
+    multiplied = ("attention ", "mlp ")
+    found = (part for part in parts(config) if part.name.startswith(multiplied))
+    return sum(part.times * max(part.shape) for part in found)
+
+
 def kv_bytes_per_token(config: GPTConfig, dtype: str) -> int:
     """Bytes that a token's keys and values take in the cache, over all layers."""
     return 2 * config.n_layer * config.kv_heads * config.head_width * BYTES[dtype]

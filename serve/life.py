@@ -138,14 +138,16 @@ class Listener:
 
     async def start(self) -> None:
         """Answer: health NOT_SERVING, everything else UNAVAILABLE."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_unless_no_text)
-        keep_asking(loop)
-        await self._server.start()
+        asyncio.get_running_loop().set_exception_handler(_unless_no_text)
+        await self._take_calls()
         self.kept = asyncio.ensure_future(self._keep())
         for each in (self._certificates, self._keys):
             if each is not None and each.paths:
                 self._following.append(asyncio.ensure_future(follow(each.paths, each.reload)))
+
+    async def _take_calls(self) -> None:
+        keep_asking(asyncio.get_running_loop())
+        await self._server.start()
 
     async def _keep(self) -> None:
         """Take the port again if gRPC gives it up. Its loop over calls ends with an exception, and
@@ -165,7 +167,7 @@ class Listener:
                     if attempt == REBIND_TRIES - 1:
                         raise
                     await asyncio.sleep(KEEP_SECONDS)
-            await self._server.start()
+            await self._take_calls()
 
     @property
     def listening(self) -> bool:

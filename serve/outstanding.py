@@ -7,7 +7,7 @@ core end what was asked of it, and the core writes to all of them: to memory tha
 object's by then. Some of these processes ended with a segmentation fault (grpcio 1.85.3).
 
 So those tasks are not cancelled here. Who cancels one is told that it is, and the task itself goes
-on until the core has answered it.
+on until the core has answered it, as long as the loop runs: a listener is to be stopped first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,16 @@ from typing import Any
 
 ASKING = frozenset({"AioServer._request_call", "AioServer._request_registered_call"})
 """Coroutines of grpc.aio that wait for a call."""
+
+
+class _Told(asyncio.Future[Any]):
+    """What a task is taken for. A loop of Python 3.13 names all that a factory makes."""
+
+    def get_name(self) -> str:
+        return "told"
+
+    def set_name(self, name: object) -> None:
+        """It has the one name."""
 
 
 class KeepAsking:
@@ -37,7 +47,7 @@ class KeepAsking:
         task: asyncio.Task[Any] = self._before(loop, coro, **settings)
         if getattr(coro, "__qualname__", "") not in ASKING:
             return task
-        told: asyncio.Future[Any] = loop.create_future()
+        told = _Told(loop=loop)
 
         def tell(task: asyncio.Task[Any]) -> None:
             self._kept.discard(task)

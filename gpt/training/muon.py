@@ -225,6 +225,18 @@ class MuonAdamW(Optimizer):
     def _of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["kind"] == kind]
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but for the means of squares, which would become as coarse as the weights."""
+        super().load_state_dict(state_dict)
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        ours = [p for group in self.param_groups for p in group["params"]]
+        for number, p in zip(saved, ours, strict=True):
+            squares = state_dict["state"].get(number, {}).get("squares")
+            if squares is not None:
+                self.state[p]["squares"] = squares.to(p.device, _exact_dtype(p), copy=True)
+        for group in self.param_groups:
+            _check(group)  # what one from before there was such a setting lacks
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch overloads it
         """One step of both kinds."""
@@ -246,7 +258,9 @@ class MuonAdamW(Optimizer):
         for p, group in some:
             if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-            if group["beta2"] and "squares" not in self.state[p]:
+            if not group["beta2"]:
+                self.state[p].pop("squares", None)  # they would be old ones when it is set again
+            elif "squares" not in self.state[p]:
                 self.state[p]["squares"] = _squares_for(p, group["rows"])
         found: list[Tensor] = []
         some = self._left_by_kernels(some)
@@ -280,25 +294,28 @@ class MuonAdamW(Optimizer):
         others: _Moved = []
         for p, group in some:
             tensors = (p, self.state[p]["momentum"], p.grad)
-            kept = (*tensors, self.state[p]["squares"]) if group["beta2"] else tensors
             heights, columns = group["rows"] or (len(p),), p.shape[1]
+            squares = self.state[p]["squares"] if group["beta2"] else None
+            kept = tensors if squares is None else (*tensors, squares)
             if (
                 not all(x is not None and is_plain(x) and x.is_contiguous() for x in kept)
+                or tensors[1].shape != p.shape
+                or (squares is not None and squares.numel() != _neurons(heights, columns))
                 or min(max(heights), columns) > KERNELS_TO
             ):
                 others.append((p, group))
                 continue
             ours.append(p)
             starts = [x.data_ptr() for x in tensors if x is not None]
-            squares = self.state[p]["squares"].data_ptr() if group["beta2"] else None
+            place = None if squares is None else squares.data_ptr()
             keep = 1 - group["lr"] * group["weight_decay"]
             for height in heights:
                 rate = group["lr"] * _scale((height, columns))
                 settings = (group["momentum"], group["beta2"], rate, keep)
-                matrices.append(Matrix(*starts, squares, height, columns, *settings))
+                matrices.append(Matrix(*starts, place, height, columns, *settings))
                 starts = [start + height * columns * p.itemsize for start in starts]
-                if squares is not None:
-                    squares += max(height, columns) * p.itemsize
+                if place is not None:
+                    place += max(height, columns) * p.itemsize
         if len(matrices) < torch.get_num_threads():
             return some
         matrices.sort(key=lambda m: -m.rows * m.columns)  # so that threads end together
@@ -390,9 +407,16 @@ def _runs(update: Tensor, manner: Manner) -> Iterator[tuple[Tensor, Tensor | Non
 
 def _squares_for(p: Tensor, rows: tuple[int, ...]) -> Tensor:
     """Zeros for what `Manner.squares` holds, whole in every process."""
-    neurons = sum(max(height, p.shape[1]) for height in rows or (len(p),))
-    dtype = torch.promote_types(p.dtype, torch.float32)
-    return torch.zeros(neurons, dtype=dtype, device=p.device)
+    neurons = _neurons(rows or (len(p),), p.shape[1])
+    return torch.zeros(neurons, dtype=_exact_dtype(p), device=p.device)
+
+
+def _neurons(heights: Iterable[int], columns: int) -> int:
+    return sum(max(height, columns) for height in heights)
+
+
+def _exact_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _by_group(some: _Moved) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
@@ -420,7 +444,7 @@ def _work_dtype(x: Tensor) -> torch.dtype:
     """bf16 is enough, but only GPUs are faster with it."""
     if x.device.type == "cuda":
         return torch.bfloat16
-    return torch.promote_types(x.dtype, torch.float32)
+    return _exact_dtype(x)
 
 
 def _check(group: dict[str, Any]) -> None:

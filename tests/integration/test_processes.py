@@ -120,12 +120,13 @@ def test_two_processes_take_muons_step_as_one_does(
         assert torch.allclose(tensor, wanted[name], atol=2e-4), name
     states = [torch.load(path / "end.ckpt", weights_only=True)["optimizer_states"][0]["state"]
               for path in (folder, base / "muon-six")]  # fmt: skip
-    kept = [
-        sorted(float(kept["momentum"].norm()) for kept in each.values() if "momentum" in kept)
-        for each in states
-    ]
-    assert len(kept[0]) == 8
-    assert kept[0] == pytest.approx(kept[1], rel=1e-3), "whole tensors, as without sharding"
+    for name in ("momentum", "squares"):
+        kept = [
+            sorted(float(kept[name].norm()) for kept in each.values() if name in kept)
+            for each in states
+        ]
+        assert len(kept[0]) == 8
+        assert kept[0] == pytest.approx(kept[1], rel=1e-3), "whole tensors, as without sharding"
 
 
 def validations(run: Path) -> list[tuple[int, float]]:

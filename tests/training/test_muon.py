@@ -206,20 +206,53 @@ def test_a_group_that_cannot_be_stepped_is_refused(group):
         MuonAdamW([{"params": [p], **group}])
 
 
-def test_a_run_with_muon_learns_and_goes_on_to_the_last_bit(tmp_path: Path, corpus: Path):
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_a_run_with_muon_learns_and_goes_on_to_the_last_bit(
+    tmp_path: Path, corpus: Path, precision: str
+):
     """Four steps, a checkpoint and four more are eight straight ones, dropout on."""
     options = {"kind": "muon", "weight_decay_schedule": "linear"}
 
     def module():
         return make_module(dropout=0.1, optimizer=options, config={"n_layer": 2})
 
-    straight = fit(tmp_path, corpus, 8, module=module())
-    first = fit(tmp_path, corpus, 8, module=module(), limit_train_batches=4, max_epochs=1)
+    straight = fit(tmp_path, corpus, 8, module=module(), precision=precision)
+    first = fit(
+        tmp_path, corpus, 8, module=module(), limit_train_batches=4, max_epochs=1,
+        precision=precision,
+    )  # fmt: skip
     first.trainer.save_checkpoint(tmp_path / "half.ckpt")
     state = torch.load(tmp_path / "half.ckpt", weights_only=True)["optimizer_states"][0]["state"]
     assert sum("momentum" in kept for kept in state.values()) == 8
     assert sum("squares" in kept for kept in state.values()) == 8
-    again = fit(tmp_path, corpus, 8, module=module(), ckpt_path=tmp_path / "half.ckpt", seed=1)
+    again = fit(
+        tmp_path, corpus, 8, module=module(), ckpt_path=tmp_path / "half.ckpt", seed=1,
+        precision=precision,
+    )  # fmt: skip
     assert again.trainer.global_step == straight.trainer.global_step == 8
     for (name, a), b in zip(straight.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_means_of_squares_that_are_not_kept_for_a_while_begin_anew():
+    weight = torch.nn.Parameter(torch.zeros(6, 4))
+    group = {"params": [weight], "kind": "muon", "beta2": 0.9}
+    optimizer = MuonAdamW([group], lr=0.1)
+    weight.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    assert optimizer.state[weight]["squares"].any()
+    optimizer.param_groups[0]["beta2"] = 0.0
+    optimizer.step()
+    assert "squares" not in optimizer.state[weight]
+
+
+def test_a_state_from_before_neurons_were_evened_out_is_taken():
+    weight = torch.nn.Parameter(torch.zeros(6, 4))
+    optimizer = MuonAdamW([{"params": [weight], "kind": "muon", "beta2": 0.9}], lr=0.1)
+    weight.grad = torch.ones(6, 4)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        del group["beta2"]
+    optimizer.load_state_dict(state)
+    optimizer.step()
+    assert weight.any()

@@ -176,3 +176,14 @@ def test_tensors_without_memory_are_torchs(kernels: Kernels) -> None:
     with FakeTensorMode():
         (made,) = steps(torch.zeros(4, 4))
         assert made.shape == (4, 4)
+
+
+def test_a_state_of_other_shapes_is_not_written_to(kernels: Kernels) -> None:
+    for name, shape in ("squares", (3,)), ("momentum", (5, 4)):
+        weight = torch.nn.Parameter(torch.zeros(6, 4))
+        optimizer = MuonAdamW([{"params": [weight], "kind": "muon", "beta2": 0.9}], lr=0.1)
+        weight.grad = torch.ones(6, 4)
+        optimizer.step()
+        optimizer.state[weight][name] = torch.zeros(shape)
+        with pytest.raises(RuntimeError):
+            optimizer.step()

@@ -92,7 +92,7 @@ def test_cosine_goes_from_the_peak_through_the_middle_to_the_floor():
     [
         ("lr", 0.0), ("lr", float("nan")), ("weight_decay", -0.1), ("betas", (0.9, 1.0)),
         ("warmup_steps", -1), ("schedule", "linear"), ("cooldown", 1.5), ("min_lr_ratio", -0.1),
-        ("kind", "sgd"), ("muon_lr", 0.0), ("muon_momentum", 1.0), ("muon_beta2", -0.1),
+        ("kind", "sgd"), ("muon_lr", 0.0), ("muon_momentum", 1.0), ("muon_beta2", 1.0),
         ("muon_weight_decay", -1.0),
         ("decays", ("matrixes",)), ("decays", ("head", "head")), ("cooldown_shape", "steep"),
         ("weight_decay_schedule", "wsd"),

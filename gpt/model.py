@@ -131,7 +131,8 @@ class Block(nn.Module):
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         # A decode step is short enough for a call that does nothing to count.
         if self.training:
-            return self.drop(branch, x, self.scale)  # type: ignore[no-any-return]  # as every module's call is
+            # torch types the call of a module as Any.
+            return self.drop(branch, x, self.scale)  # type: ignore[no-any-return]
         return torch.add(x, branch, alpha=self.scale)
 
 

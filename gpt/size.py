@@ -82,16 +82,18 @@ def parameter_count(config: GPTConfig) -> int:
 
 def matrix_count(config: GPTConfig) -> int:
     """Numbers in the matrices that tokens are multiplied with, the head always among them."""
-    multiplied = ("attention ", "mlp ")
-    blocks = sum(part.count for part in parts(config) if part.name.startswith(multiplied))
+    blocks = sum(part.count for part in _matrices(config))
     return blocks + config.vocab_size * config.d_model
 
 
 def neuron_count(config: GPTConfig) -> int:
     """Rows of the blocks' matrices, or columns of those with more of these, over all of them."""
-    multiplied = ("attention ", "mlp ")
-    found = (part for part in parts(config) if part.name.startswith(multiplied))
-    return sum(part.times * max(part.shape) for part in found)
+    return sum(part.times * max(part.shape) for part in _matrices(config))
+
+
+def _matrices(config: GPTConfig) -> list[Part]:
+    """Those of the blocks."""
+    return [part for part in parts(config) if part.name.startswith(("attention ", "mlp "))]
 
 
 def kv_bytes_per_token(config: GPTConfig, dtype: str) -> int:

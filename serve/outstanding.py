@@ -51,9 +51,8 @@ class KeepAsking:
 
         def tell(task: asyncio.Task[Any]) -> None:
             self._kept.discard(task)
-            error = (
-                None if task.cancelled() else task.exception()
-            )  # looked at, so not complained of
+            # Who asks for the exception has seen it: asyncio complains of none that nobody saw.
+            error = None if task.cancelled() else task.exception()
             if told.done():
                 return
             if task.cancelled():
@@ -72,7 +71,8 @@ def keep_asking(loop: asyncio.AbstractEventLoop) -> None:
     """Have the loop's tasks made so. Once is enough."""
     before = loop.get_task_factory()
     if not isinstance(before, KeepAsking):
-        loop.set_task_factory(KeepAsking(before))  # type: ignore[arg-type]  # a future is all it takes
+        # Its type asks for tasks; asyncio itself uses what comes as a future with a name.
+        loop.set_task_factory(KeepAsking(before))  # type: ignore[arg-type]
 
 
 def _plain(

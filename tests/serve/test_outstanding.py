@@ -101,7 +101,7 @@ def test_who_waits_is_told_how_it_ended(ending: str) -> None:
 
         _request_call.__qualname__ = "AioServer._request_call"
         told = loop.create_task(_request_call())
-        told.set_name(None)  # type: ignore[arg-type]  # as loops of Python 3.13 do
+        told.set_name(None)  # type: ignore[arg-type]  # loops of Python 3.13 do so
         given_up = asyncio.ensure_future(_request_call())
         await asyncio.sleep(0)
         given_up.cancel()

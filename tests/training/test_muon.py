@@ -13,7 +13,8 @@ from gpt.config import GPTConfig
 from gpt.errors import ConfigError
 from gpt.lora import LoRAConfig, adapt
 from gpt.model import GPT
-from gpt.training.muon import Manner, MuonAdamW, equalize, even_out, orthogonalize
+from gpt.training.muon import Manner, MuonAdamW, equalize, even_out
+from gpt.training.newton_schulz import orthogonalize
 from gpt.training.optim import OptimizerConfig, make_optimizer, parameter_groups, set_step
 from tests.training.small import fit, make_module
 

@@ -19,7 +19,7 @@ from gpt.native import build as building
 from gpt.native import kernels as native
 from gpt.native import orthogonal
 from gpt.native.kernels import Kernels
-from gpt.training import muon
+from gpt.training import muon, newton_schulz
 from gpt.training.muon import MuonAdamW
 from gpt.training.optim import OptimizerConfig, make_optimizer
 
@@ -55,7 +55,7 @@ def exact(x: Tensor) -> Tensor:
     """The iteration as it is written, in float64."""
     scale = max(1.0, x.shape[0] / x.shape[1]) ** 0.5
     wide = x.double() if x.shape[0] <= x.shape[1] else x.double().T
-    made = muon._turns(wide[None] / torch.linalg.matrix_norm(wide))[0]
+    made = newton_schulz._turns(wide[None] / torch.linalg.matrix_norm(wide))[0]
     return scale * (made if x.shape[0] <= x.shape[1] else made.T)
 
 
